@@ -51,6 +51,7 @@ class Reversible(Operator):
                 self._insert(undone, port, changes)
             else:
                 self._adjust(undone, port, changes)  # type: ignore[arg-type]
+        self._settle(changes)
         del self.refused[refused:]
 
 

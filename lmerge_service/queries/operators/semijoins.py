@@ -18,12 +18,12 @@ Retention
     Left and right events with ve >= m; a key with none of them holds nothing.  need(T) = T on both
     sides, but a fragment that covers T may then start at another time below T.
 Cost
-    Left: O(log n + fragments changed). Right: the same, if the support grows; where a right event
-    is taken back or cut short, O(log n) besides for each link of the chain of events that cover
-    what it covered, each reaching as far as any that was alive when the one before it ended. Left
-    events beside a change of the support are looked at if fewer lie before it or behind it than
-    overlap it. With a residual, times the left payloads of the key; and where one is new, O(right
-    events of the key). A stable costs what it makes final.
+    Left: O(log n + fragments changed). Right: the same, if the support grows, and O(1) for each
+    left event that starts before the change's end and does not overlap it, or that ends behind its
+    start and does not, whichever are fewer. Where a right event is taken back or cut short,
+    O(log n) besides for each step of `queries.multiplicity` along those that stay. With a residual,
+    times the left payloads of the key; and where one is new, O(right events of the key). A stable
+    costs what it makes final.
 
 The support changes only where the number of partners goes from 0 to 1 or back, and only there
 fragments change. What arrives changes nothing before m, so that a fragment that was open then is
@@ -46,13 +46,14 @@ lengthened or cut by an adjust:
     Insert(payload=('k', 'left'), vs=12, ve=20)
 """
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, ClassVar
 
 from lmerge_service.core.breaches import BreachKind
 from lmerge_service.core.snapshots import hashable, portable
 from lmerge_service.elements import INFINITY, START, Adjust, Insert
+from lmerge_service.queries.event_index import EventIndex
 from lmerge_service.queries.expiry import Expiry
 from lmerge_service.queries.multiplicity import Multiplicity, Pieces
 from lmerge_service.queries.operators.protocol import Changes
@@ -349,14 +350,14 @@ class _Group:
         return True
 
     def state(self) -> tuple[Any, Any]:
-        parts = [[portable(left), *part.state()] for left, part in self.parts.items()]
+        parts = [[portable(left), part.state()] for left, part in self.parts.items()]
         covers = [[portable(right), c.starts, c.ends] for right, c in self.covers.items()]
         return parts, covers
 
     def load(self, parts: Any, covers: Any) -> None:
-        for left, *saved in parts:
+        for left, saved in parts:
             part = _Part(self, hashable(left))
-            part.load(*saved)
+            part.load(saved)
             self.parts[part.left] = part
         for right, starts, ends in covers:
             cover = self.covers[hashable(right)] = _Cover(self, hashable(right))
@@ -374,102 +375,39 @@ class _Group:
                 for right, cover in self.covers.items()
                 if residual is None or residual(part.left, right)
             ]
-            part.check(point, matching)
+            part.check()
+            part.support.check(point, matching)
 
 
-class _Part:
+class _Part(EventIndex):
     """Left events that have all partners in common, and when there is one."""
 
-    __slots__ = ("by_end", "by_start", "count", "group", "held", "left", "support")
+    __slots__ = ("group", "left", "support")
 
     def __init__(self, group: _Group, left: Hashable) -> None:
+        super().__init__()
         self.group = group
         self.left = left
         """Their payload, if there is a residual."""
-        self.held: dict[tuple[int, int], dict[Hashable, int]] = {}
-        """(vs, ve) to payloads, each as often as it is there."""
-        self.by_start: list[tuple[int, int]] = []
-        """(vs, ve), sorted, each once."""
-        self.by_end: list[tuple[int, int]] = []
-        """(ve, vs), sorted, each once."""
         self.support = _Support()
-        self.count = 0
-
-    def __len__(self) -> int:
-        return self.count
-
-    def hold(self, payload: Hashable, vs: int, ve: int, times: int = 1) -> None:
-        payloads = self.held.get((vs, ve))
-        if payloads is None:
-            payloads = self.held[vs, ve] = {}
-            insort(self.by_start, (vs, ve))
-            insort(self.by_end, (ve, vs))
-        payloads[payload] = payloads.get(payload, 0) + times
-        self.count += times
-
-    def release(self, payload: Hashable, vs: int, ve: int) -> bool:
-        """Lets go of one event, if it is there."""
-        payloads = self.held.get((vs, ve))
-        if payloads is None or payload not in payloads:
-            return False
-        if payloads[payload] > 1:
-            payloads[payload] -= 1
-        else:
-            del payloads[payload]
-        if not payloads:
-            del self.held[vs, ve]
-            _discard(self.by_start, (vs, ve))
-            _discard(self.by_end, (ve, vs))
-        self.count -= 1
-        return True
-
-    def overlapping(self, x: int, y: int) -> Iterator[tuple[int, int]]:
-        """(vs, ve) of all events that overlap [x, y), and perhaps others: what begins before y, or
-        what ends behind x, whichever is less. Complexity: O(log n + those)."""
-        before = bisect_left(self.by_start, (y, START))
-        behind = bisect_right(self.by_end, (x, INFINITY))
-        if before <= len(self.by_end) - behind:
-            yield from self.by_start[:before]
-        else:
-            for ve, vs in self.by_end[behind:]:
-                yield vs, ve
 
     def due(self) -> int:
         """The first end of an event or an interval of the support."""
-        first = self.support.ends[0] if self.support.ends else INFINITY
-        return min(self.by_end[0][0], first) if self.by_end else first
+        ends = self.support.ends
+        return min(super().due(), ends[0]) if ends else super().due()
 
     def forget(self, point: int) -> int:
         """Drops what ended before `point`; returns how many events that were."""
-        final, gone = bisect_left(self.by_end, (point, START)), 0
-        for ve, vs in self.by_end[:final]:
-            gone += sum(self.held.pop((vs, ve)).values())
-            _discard(self.by_start, (vs, ve))
-        del self.by_end[:final]
-        self.count -= gone
         self.support.forget(point)
-        return gone
+        return super().forget(point)
 
     def state(self) -> list[Any]:
-        held = [
-            [vs, ve, [[portable(p), n] for p, n in self.held[vs, ve].items()]]
-            for vs, ve in self.by_start
-        ]
-        return [held, self.support.begins, self.support.ends, self.support.edge]
+        return [super().state(), self.support.begins, self.support.ends, self.support.edge]
 
-    def load(self, held: Any, begins: Times, ends: Times, edge: int) -> None:
-        for vs, ve, payloads in held:
-            for payload, times in payloads:
-                self.hold(hashable(payload), vs, ve, times)
-        self.support.begins, self.support.ends, self.support.edge = begins, ends, edge
-
-    def check(self, point: int, covers: list["_Cover"]) -> None:
-        """Asserts what its fields say; `covers` are those of its partners."""
-        assert self.by_start == sorted(self.held), "by_start has other events"
-        assert self.by_end == sorted((ve, vs) for vs, ve in self.held), "by_end has other events"
-        assert self.count == sum(sum(each.values()) for each in self.held.values()), "miscounted"
-        assert all(n > 0 for each in self.held.values() for n in each.values()), "none is held"
-        self.support.check(point, covers)
+    def load(self, state: Any) -> None:
+        held, support = state[0], self.support
+        super().load(held)
+        support.begins, support.ends, support.edge = state[1:]
 
 
 class _Support:
@@ -612,7 +550,3 @@ def _compare(
             change.append(Adjust(payload, begin, end, now))
     change += [Insert(payload, begin, end) for begin, end in come.items()]
     changes += change * times
-
-
-def _discard(items: list[Any], item: Any) -> None:
-    del items[bisect_left(items, item)]
