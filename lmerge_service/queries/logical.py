@@ -644,9 +644,8 @@ def _of_group_apply(node: GroupApply) -> Schema:
     taken = [each for each in nodes(node.plan) if not children(each)]
     if taken != [Group(schema_of(node.of))]:
         raise ConfigurationError("the plan of each group takes in that group, and nothing else")
-    keys = schema_of(node.of).only(node.by, "by")
-    made = schema_of(node.plan)
-    return Schema((*(column for column in keys if column.name not in made), *made))
+    schema_of(node.of).only(node.by, "by")
+    return schema_of(node.plan)
 
 
 def _grouped(of: Node, by: tuple[str, ...], results: Results) -> Schema:

@@ -55,12 +55,17 @@ from lmerge_service.queries.logical import Aggregation, Apply, Node, Top
 from lmerge_service.queries.network import Network, Part
 from lmerge_service.queries.operators import grids
 from lmerge_service.queries.operators.align import Align
+from lmerge_service.queries.operators.clipping import Clip
+from lmerge_service.queries.operators.count_windows import CountWindows
+from lmerge_service.queries.operators.groups import GroupApply
 from lmerge_service.queries.operators.joins import Join
+from lmerge_service.queries.operators.last_rows import LastRows
 from lmerge_service.queries.operators.lifetimes import AlterLifetime
 from lmerge_service.queries.operators.multisets import MultisetOps
 from lmerge_service.queries.operators.outer_joins import OuterJoin
 from lmerge_service.queries.operators.protocol import Operator
 from lmerge_service.queries.operators.semijoins import AntiJoin, SemiJoin
+from lmerge_service.queries.operators.snapshot_windows import SnapshotWindows
 from lmerge_service.queries.operators.snapshots import Snapshots
 from lmerge_service.queries.operators.sources import Elements
 from lmerge_service.queries.operators.stateless import FlatMap, Project, Select
@@ -86,6 +91,8 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 _AS_THE_PLAN: Final = Choice()
+_GROUP: Final = "group"
+"""The source of a plan that is applied to each group."""
 
 
 class PhysicalPlan(msgspec.Struct, frozen=True):
@@ -180,6 +187,10 @@ class _Builder:
         choice = self._choices.get(node, _AS_THE_PLAN)
         match node:
             # Facts are events made by us, each once: nothing is to be checked of them.
+            case logical.Group() if not is_top:
+                feed = _GROUP
+            case logical.Group():
+                feed = self._add(Union(1), [_GROUP])
             case logical.Source(name=name) if not is_top or choice.align is not None:
                 feed = name
             case logical.Source(name=name) | logical.Elements(name=name):
@@ -215,13 +226,34 @@ class _Builder:
             case logical.Aggregate():
                 return self._snapshots(node, emit)
             case logical.Windows(of, by, grid, results):
-                emit = "on_update" if emit == "ordered" else emit
                 return grids.GridWindows(
                     grids.Grid(grid.size, grid.every, grid.origin),
                     self._function(of, by, results),
                     key=_key(logical.schema_of(of), by),
                     row=_row(by),
-                    emit=emit,
+                    emit=_of_windows(emit),
+                )
+            case logical.Clip(left, right, on):
+                keys = _join_keys(logical.schema_of(left), logical.schema_of(right), on)
+                return Clip(*keys)
+            case logical.LastRows(of, by, count):
+                return LastRows(count, _key(logical.schema_of(of), by))
+            case logical.GroupApply(of, by, plan):
+                inner = PhysicalPlan(plan, emit)
+                return GroupApply(_key(logical.schema_of(of), by) or _alone, inner.begin)
+            case logical.SnapshotWindows(of, by, results):
+                return SnapshotWindows(
+                    self._application(results, logical.schema_of(of), by),
+                    key=_key(logical.schema_of(of), by),
+                    emit=_of_windows(emit),
+                )
+            case logical.CountWindows(of, by, count, results, ends):
+                return CountWindows(
+                    count,
+                    self._application(results, logical.schema_of(of), by),
+                    by="end" if ends else "start",
+                    key=_key(logical.schema_of(of), by),
+                    emit=_of_windows(emit),
                 )
         raise AssertionError(node)
 
@@ -358,9 +390,18 @@ _AGGREGATES: Final[dict[str, Callable[[aggregates.Column], aggregates.Aggregate]
 }
 
 
+def _of_windows(emit: Emit) -> OneOf["on_update", "on_watermark", "on_close"]:
+    return "on_update" if emit == "ordered" else emit
+
+
 def _key(schema: Schema, by: tuple[str, ...]) -> Callable[[Row], Hashable] | None:
     """The group of a row: the value of its column, or the tuple of several."""
     return itemgetter(*map(schema.position, by)) if by else None
+
+
+def _alone(_: Row) -> Hashable:
+    """The one group of all rows."""
+    return ()
 
 
 def _row(by: tuple[str, ...]) -> Callable[[Any, Row], Row]:

@@ -493,8 +493,9 @@ class Grouped:
         return Query(logical.LastRows(self.query.plan, self.names, count))
 
     def apply(self, plan: Callable[[Query], Query]) -> Query:
-        """A query over each group by itself; its result, with the group's columns before it where
-        it has them not. Aggregates and windows have groups of their own, and are much faster."""
+        """A query over each group by itself. Its result has the columns that the query selects, the
+        group's only if it keeps them. Aggregates, windows and last_rows have groups of their own,
+        and are much faster."""
         group = Query(logical.Group(self.query.schema))
         return Query(logical.GroupApply(self.query.plan, self.names, plan(group).plan))
 

@@ -246,7 +246,35 @@ def _cut(rng: Random, query: Query, _: Below) -> Query:
     )
 
 
-OTHERS: tuple[Step, ...] = (_lifetime, _lifetime, _lifetime, _windowed, _windowed, _topped, _cut)
+def _clipped(_: Random, query: Query, below: Below) -> Query:
+    return query.clip(below(), "k")
+
+
+def _last_rows(rng: Random, query: Query, _: Below) -> Query:
+    return rng.choice((query, query.by("k"))).last_rows(rng.choice((1, 2)))
+
+
+def _each(rng: Random, query: Query, _: Below) -> Query:
+    plan = rng.choice(
+        (
+            lambda group: group.where(col.n > 1).last_rows(1),
+            lambda group: group.distinct().aggregate(n=count()).select(k=lit("each"), n=col.n),
+            lambda group: group,
+        )
+    )
+    return query.by(*rng.choice((("k",), ("k", "n")))).apply(plan)
+
+
+OTHERS: tuple[Step, ...] = (
+    *(_clipped, _last_rows, _each),
+    _lifetime,
+    _lifetime,
+    _lifetime,
+    _windowed,
+    _windowed,
+    _topped,
+    _cut,
+)
 
 
 def waits(query: Query) -> bool:

@@ -16,6 +16,7 @@ from lmerge_service.queries.meaning import (
     joins,
     lifetimes,
     multisets,
+    rows,
     semijoins,
     stateless,
     windows,
@@ -46,8 +47,8 @@ def meaning(plan: Node, given: Mapping[str, TDB], group: TDB | None = None) -> T
             values = [evaluation(tree, schemas[0], Faults()) for _, tree in columns]
             return stateless.project(below[0], lambda row: tuple(value(row) for value in values))
         case logical.FlatMap(function=function):
-            made = resolve(function)
-            return stateless.flat_map(below[0], lambda row: [tuple(each) for each in made(row)])
+            mapped = resolve(function)
+            return stateless.flat_map(below[0], lambda row: [tuple(each) for each in mapped(row)])
         case logical.Lifetime(function=function, arguments=arguments):
             altered: Callable[..., TDB] = getattr(lifetimes, function)
             return altered(below[0], *arguments)
@@ -59,37 +60,40 @@ def meaning(plan: Node, given: Mapping[str, TDB], group: TDB | None = None) -> T
             return _join(plan, below, schemas)
         case logical.SemiJoin():
             return _semi_join(plan, below, schemas)
+        case logical.Clip(on=on):
+            return rows.clip(below[0], below[1], *_keys(schemas, on))
+        case logical.LastRows(by=by, count=count):
+            return rows.last_rows(below[0], count, _columns(schemas[0], by))
         case logical.Aggregate(by=by):
-            made_of = _aggregate(plan, schemas[0])
-            return _per_group(below[0], schemas[0], by, made_of)
+            return _per_group(below[0], schemas[0], by, _aggregate(plan, schemas[0]))
         case logical.Windows(by=by, grid=grid, results=results):
             until = max((e.ve for e in below[0] if e.ve != INFINITY), default=START)
             until = max([until, *(event.vs for event in below[0])])
-            rows = _rows(results, schemas[0])
+            made = _rows(results, schemas[0])
             return _per_group(
                 below[0],
                 schemas[0],
                 by,
                 lambda key, tdb: windows.windowed(
-                    windows.grid_windows(tdb, grid.size, grid.every, grid.origin, until), rows, key
+                    windows.grid_windows(tdb, grid.size, grid.every, grid.origin, until), made, key
                 ),
             )
         case logical.SnapshotWindows(by=by, results=results):
-            rows = _rows(results, schemas[0])
+            made = _rows(results, schemas[0])
             return _per_group(
                 below[0],
                 schemas[0],
                 by,
-                lambda key, tdb: windows.windowed(windows.snapshot_windows(tdb), rows, key),
+                lambda key, tdb: windows.windowed(windows.snapshot_windows(tdb), made, key),
             )
         case logical.CountWindows(by=by, count=count, ends=ends, results=results):
-            rows, points = _rows(results, schemas[0]), "end" if ends else "start"
+            made, points = _rows(results, schemas[0]), "end" if ends else "start"
             return _per_group(
                 below[0],
                 schemas[0],
                 by,
                 lambda key, tdb: windows.windowed(
-                    windows.count_windows(tdb, count, points), rows, key
+                    windows.count_windows(tdb, count, points), made, key
                 ),
             )
         case logical.GroupApply():
@@ -141,13 +145,8 @@ def _semi_join(plan: logical.SemiJoin, below: list[TDB], schemas: list[Schema]) 
 
 
 def _group_apply(plan: logical.GroupApply, below: TDB, given: Mapping[str, TDB]) -> TDB:
-    schema, made = logical.schema_of(plan.of), logical.schema_of(plan.plan)
-    fresh = [at for at, name in enumerate(plan.by) if name not in made]
-    return TDB(
-        ((*(key[at] for at in fresh), *payload), vs, ve)
-        for key, tdb in _groups(below, schema, plan.by)
-        for payload, vs, ve in _rows_of(meaning(plan.plan, given, tdb))
-    )
+    groups = _groups(below, logical.schema_of(plan.of), plan.by)
+    return stateless.union(*(meaning(plan.plan, given, tdb) for _, tdb in groups))
 
 
 # Groups
