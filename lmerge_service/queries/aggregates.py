@@ -33,7 +33,7 @@ Cost
 """
 
 from abc import ABC, abstractmethod
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from itertools import chain, product
@@ -305,8 +305,8 @@ class _Ordered(Aggregate):
 
     def add(self, state: list[Any], entry: Any, n: int = 1) -> list[Any]:
         if entry is not None:
-            for _ in range(n):
-                insort(state, entry)
+            at = bisect_right(state, entry)
+            state[at:at] = [entry] * n
         return state
 
     def remove(self, state: list[Any], entry: Any, n: int = 1) -> list[Any]:

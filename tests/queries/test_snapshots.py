@@ -26,8 +26,9 @@ from lmerge_service.queries.aggregates import (
 from lmerge_service.queries.classify import is_ordered, is_perfect, sync
 from lmerge_service.queries.meaning import aggregates as meaning
 from lmerge_service.queries.operators import boundaries
+from lmerge_service.queries.operators.levels import Emit
 from lmerge_service.queries.operators.lifetimes import AlterLifetime, Window
-from lmerge_service.queries.operators.snapshots import Emit, Snapshots
+from lmerge_service.queries.operators.snapshots import Snapshots
 from lmerge_service.tdb import TDB
 from tests.queries import vectors
 from tests.queries.futures import share_tight

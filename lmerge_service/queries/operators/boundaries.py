@@ -12,8 +12,9 @@ Theory
     The state of another is a multiset as large as the events that are valid, too large to have one
     per boundary; so each boundary has the entries that come and go there, and every `SPACING`-th
     the state (a checkpoint), from which the sweep starts. Measured with 10, 100 and 1,000 events
-    alive, that is 2, 9 and 60 times as fast for batches as a list per boundary, with memory per
-    event that does not depend on how many are alive.
+    alive at a time, the greatest value takes 5, 6 and 15 µs per event in batches of 1,000, where a
+    list per boundary takes 4, 37 and 650 µs; element by element it is the list that is faster, 10,
+    4 and 3 times. With 1,000 alive it takes four times the memory.
 
 Invariants
     B1  A boundary is held exactly if an endpoint of an event lies there, or if it is the last one
@@ -28,15 +29,17 @@ Cost
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from lmerge_service.queries.aggregates import Aggregate
 from lmerge_service.queries.timeline import Part, Timeline
 
 __all__ = ("Boundaries", "Change", "Changes", "Show", "Sweep")
 
-SPACING = 32
+SPACING = 16
 """Boundaries from one checkpoint to the next; small in tests."""
+
+_NONE: Final[dict[Any, int]] = {}
 
 Change: TypeAlias = list[Any]
 """At one time: endpoints that come, events that do, changes that open; the entries of the events,
@@ -222,7 +225,7 @@ class Boundaries:
     def _entries_sweep(
         self, line: Timeline, changed: list[int], changes: Changes, show: Show
     ) -> Sweep:
-        aggregate = self._aggregate
+        add, remove, copy = self._aggregate.add, self._aggregate.remove, self._aggregate.copy
         first, last = changed[0], changed[-1]
         part = line.window(first, last)
         times, endpoints, alive, states, entries = part
@@ -230,15 +233,17 @@ class Boundaries:
         state = self._state_before(line, part, low)
         number, more, since = (alive[low - 1] if low else 0), 0, 0
         new: Part = [[], [], [], [], []]
+        add_time, add_endpoints, add_alive, add_state, add_own = [c.append for c in new]
         shown: list[Any] = []
         merged = sorted({*times[low:high], *changed})
         at = low
         for time in merged:
-            ends, own, checkpoint = 0, {}, False
             if at < high and times[at] == time:
                 ends, number, own = endpoints[at], alive[at], entries[at]
                 checkpoint = states[at] is not None
                 at += 1
+            else:
+                ends, own, checkpoint = 0, _NONE, False
             change = changes.get(time)
             if change is not None:
                 ends += change[0]
@@ -246,16 +251,21 @@ class Boundaries:
                 own = _together(own, change[3])
             if not ends:
                 continue
-            state = self._moved(state, own)
+            for entry, times_more in own.items():
+                if times_more > 0:
+                    state = add(state, entry, times_more)
+                else:
+                    state = remove(state, entry, -times_more)
             since += 1
             if checkpoint or since >= SPACING:
                 since = 0
-            for column, value in zip(
-                new,
-                (time, ends, number + more, None if since else aggregate.copy(state), own),
-                strict=True,
-            ):
-                column.append(value)
+                add_state(copy(state))
+            else:
+                add_state(None)
+            add_time(time)
+            add_endpoints(ends)
+            add_alive(number + more)
+            add_own(own)
             shown.append(show(state) if number + more else None)
         return Sweep(first, last, new, shown, len(merged))
 
@@ -285,13 +295,9 @@ class Boundaries:
         return state
 
     def _moved(self, state: Any, entries: dict[Any, int]) -> Any:
-        aggregate = self._aggregate
+        add, remove = self._aggregate.add, self._aggregate.remove
         for entry, times in entries.items():
-            if times > 0:
-                state = aggregate.add(state, entry, times)
-        for entry, times in entries.items():
-            if times < 0:
-                state = aggregate.remove(state, entry, -times)
+            state = add(state, entry, times) if times > 0 else remove(state, entry, -times)
         return state
 
 

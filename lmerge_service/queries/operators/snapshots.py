@@ -10,7 +10,8 @@ Meaning
 
     Levels (`emit`): `on_update` emits all rows that follow from what is known. `ordered` emits them
     up to t, the greatest start of an event or boundary below a stable seen, the last of each group
-    as one without end, so that input in order of time gives output in order. `on_watermark` emits
+    as one without end, so that input in order of time gives output in order (but for a gap that
+    goes with the event behind it). `on_watermark` emits
     rows that end by t: inserts alone, if the input is in order and without adjusts and each
     snapshot has its own rows. `on_close` emits what can change no more: inserts alone, always.
 State
@@ -32,6 +33,7 @@ Cost
     as large as the overlap: with m events alive, one more splits a row and changes about m others.
     A stable takes O(log n) per boundary that it passes, however many events or groups are alive.
 
+    >>> from lmerge_service.elements import Stable
     >>> from lmerge_service.queries.aggregates import Count
     >>> count = Snapshots(Count())
     >>> count.process(Insert("x", 1, 5))
@@ -51,11 +53,9 @@ Cost
 """
 
 from bisect import bisect_left, bisect_right
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from heapq import heapify, heappop, heappush
+from collections.abc import Callable, Hashable, Iterable
 from itertools import pairwise
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, get_args
 
 from lmerge_service.core.breaches import BreachKind
 from lmerge_service.core.snapshots import hashable, portable
@@ -66,28 +66,21 @@ from lmerge_service.queries.expiry import Expiry
 from lmerge_service.queries.netting import net_change
 from lmerge_service.queries.operators import boundaries
 from lmerge_service.queries.operators.boundaries import Boundaries, Sweep
+from lmerge_service.queries.operators.levels import Emit, Levels
 from lmerge_service.queries.operators.protocol import Changes, Operator
+from lmerge_service.queries.operators.tracks import (
+    Label,
+    Payloads,
+    Row,
+    Track,
+    difference,
+    in_order,
+    labels,
+    pieces,
+)
 from lmerge_service.queries.timeline import Part, Timeline
 
-__all__ = ("Emit", "Snapshots")
-
-Emit: TypeAlias = Literal["on_update", "ordered", "on_watermark", "on_close"]
-
-_SLACK: Final = 64
-
-Payloads: TypeAlias = tuple[Hashable, ...]
-_Row: TypeAlias = tuple[int, int, Payloads]
-
-
-class _Track:
-    """Rows that do not overlap, as columns of starts, ends and payloads."""
-
-    __slots__ = ("line", "number")
-
-    def __init__(self, number: int, line: Timeline | None = None) -> None:
-        self.number = number
-        """Orders what is due at one time; given out in the order of arrival."""
-        self.line = line or Timeline(3)
+__all__ = ("Snapshots",)
 
 
 class _Group:
@@ -96,11 +89,11 @@ class _Group:
 
     __slots__ = ("bounds", "key", "tracks", "whole")
 
-    def __init__(self, key: Hashable, bounds: Timeline, whole: _Track) -> None:
+    def __init__(self, key: Hashable, bounds: Timeline, whole: Track) -> None:
         self.key = key
         self.bounds = bounds
         self.whole = whole
-        self.tracks: dict[tuple[Hashable, int], _Track] = {}
+        self.tracks: dict[Label, Track] = {}
 
 
 class Snapshots(Operator):
@@ -120,19 +113,9 @@ class Snapshots(Operator):
     """
 
     __slots__ = (
-        *("_boundaries", "_by", "_changed", "_cut", "_due", "_emit", "_entry", "_front", "_gap"),
-        *(
-            "_greatest",
-            "_groups",
-            "_held",
-            "_holds_back",
-            "_lines",
-            "_next",
-            "_release",
-            "_results",
-            "_row",
-        ),
-        *("_rows", "_starts", "_tracks", "_unfinished", "aggregate"),
+        *("_apart", "_boundaries", "_by", "_changed", "_cut", "_due", "_emit", "_entry", "_gap"),
+        *("_greatest", "_groups", "_held", "_levels", "_lines", "_next", "_results", "_row"),
+        *("_rows", "aggregate"),
     )
 
     def __init__(
@@ -163,8 +146,6 @@ class Snapshots(Operator):
         self._lines = not cut and not aggregate.single
         """Whether rows of a group may overlap, so that each payload has a track."""
         self._gap: Payloads | None = None if gap is None else (self._row(None, gap),)
-        self._holds_back = emit in ("on_watermark", "on_close")
-        """Whether rows that have begun hold back the stable."""
         self._boundaries = Boundaries(aggregate)
         self._begin()
 
@@ -176,21 +157,14 @@ class Snapshots(Operator):
         self._rows = 0
         self._due: Expiry[Hashable] = Expiry()
         """Groups, by a boundary that a stable has not passed."""
-        self._front = START
-        """t, the time up to which rows are emitted; `on_close` has the greatest time before c."""
+        self._levels = Levels(self._emit)
         self._greatest = START
         """The greatest start of the batch at hand."""
         self._next = 0
-        self._tracks: dict[int, _Track] = {}
-        """The tracks by number, unless it emits on every update."""
-        self._release: list[tuple[int, int, int, int]] = []
-        """(time, track, start, end): what is to be emitted otherwise when t reaches the time."""
-        self._starts: list[tuple[int, int]] = []
-        """(start, track) of rows, where they hold back the stable."""
-        self._unfinished: tuple[int, int] | None = None
-        """(track, end) of the row that a gap of its values may lengthen yet, at `on_close`."""
         self._changed: dict[Hashable, boundaries.Changes] = {}
         """What the batch at hand changes, by group."""
+        self._apart = False
+        """Whether each row is changed once at most by the batch at hand."""
 
     @property
     def overflowed(self) -> int:
@@ -207,6 +181,7 @@ class Snapshots(Operator):
         finally:
             self._changed = {}
             self._greatest = START
+            self._apart = False
 
     def check(self) -> None:
         """Asserts that rows are what the boundaries show, and that what is due will be found."""
@@ -222,29 +197,32 @@ class Snapshots(Operator):
             later = next((t for t in times if t >= point), INFINITY)
             assert self._due.due(key) <= later, f"the group {key!r} is never looked at"
             wanted = self._wanted(group)
-            below = [row for row in _rows(group.whole.line) if row[1] <= times[0]]
-            assert [*_rows(group.whole.line)] == below + wanted, f"{key!r} shows other rows"
+            below = [row for row in group.whole.rows() if row[1] <= times[0]]
+            assert [*group.whole.rows()] == below + wanted, f"{key!r} shows other rows"
             if self._lines:
                 self._check_tracks(group, wanted)
             for track in self._tracks_of(group):
-                self._check_waiting(track)
+                track.line.check()
         assert (held, rows) == (self._held, self._rows), "the counts are wrong"
         self._due.check()
+        self._levels.check(t for g in self._groups.values() for t in self._tracks_of(g))
 
-    def _check_tracks(self, group: _Group, wanted: list[_Row]) -> None:
+    def _check_tracks(self, group: _Group, wanted: list[Row]) -> None:
         """Each payload's rows cover what its snapshots do, from the first boundary on."""
         first = group.bounds.parts[0][0][0]
-        covered = sorted(
+        covered = [
             (label, max(start, first), end)
             for start, end, payloads in wanted
-            for label in _labels(payloads)
-        )
-        found = sorted(
+            for label in labels(payloads)
+        ]
+        found = [
             (label, max(start, first), end)
             for label, track in group.tracks.items()
-            for start, end, _ in _rows(track.line)
+            for start, end, _ in track.rows()
             if end > first
-        )
+        ]
+        for rows in (covered, found):  # payloads need not be orderable
+            rows.sort(key=lambda row: (repr(row[0]), *row[1:]))
         merged: list[tuple[Any, int, int]] = []
         for label, start, end in covered:
             touches = merged and merged[-1][0] == label and merged[-1][2] == start
@@ -252,29 +230,14 @@ class Snapshots(Operator):
         assert merged == found, f"{found} is shown, not {merged}"
         assert all(len(track.line) for track in group.tracks.values()), "an empty track is held"
 
-    def _check_waiting(self, track: _Track) -> None:
-        """What is to be emitted, and what holds the stable back, can be found."""
-        track.line.check()
-        if self._emit == "on_update":
-            return
-        assert self._tracks[track.number] is track, "a track is not found by its number"
-        release, starts = set(self._release), set(self._starts)
-        for start, end, _ in _rows(track.line):
-            due = self._next_release(start, end)
-            waits = (due, track.number, start, end) in release
-            unfinished = self._unfinished == (track.number, end)
-            assert due is None or waits or unfinished, f"[{start}, {end}) is never emitted"
-            if self._holds_back:
-                assert (start, track.number) in starts, f"[{start}, {end}) holds nothing back"
-
-    def _wanted(self, group: _Group) -> list[_Row]:
+    def _wanted(self, group: _Group) -> list[Row]:
         """The rows that the boundaries show, each with the start that the held one has."""
         show = self._show(group.key)
         shown = [show(s) if n else self._gap for s, n in self._boundaries.states(group.bounds)]
         shown[-1] = None
         times = group.bounds.columns()[0]
-        rows: list[_Row] = []
-        covering = [row for row in _rows(group.whole.line) if row[0] <= times[0] < row[1]]
+        rows: list[Row] = []
+        covering = [row for row in group.whole.rows() if row[0] <= times[0] < row[1]]
         for (start, end), payloads in zip(pairwise(times), shown, strict=False):
             if payloads is None:
                 continue
@@ -343,6 +306,7 @@ class Snapshots(Operator):
             group = groups.get(key)
             line = group.bounds if group else self._boundaries.timeline()
             planned.append((key, group, sweeps(line, changed, self._show(key))))
+        self._apart = len(planned) == len(planned[0][2]) == 1 and self.aggregate.single
         for key, known, swept in planned:
             group = known or self._new_group(key)
             for sweep in swept:
@@ -350,8 +314,8 @@ class Snapshots(Operator):
             if not group.bounds.parts[0][0]:
                 self._drop_group(group)
         if self._emit in ("ordered", "on_watermark"):
-            self._rise(self._greatest, changes)
-        self._compact()
+            self._levels.rise(self._greatest, changes)
+        self._levels.compact(self._rows)
 
     def _show(self, key: Hashable) -> boundaries.Show:
         """What is shown of a group's snapshots: the payloads of rows."""
@@ -367,19 +331,19 @@ class Snapshots(Operator):
         self._groups[key] = group
         return group
 
-    def _new_track(self, emitted: bool) -> _Track:
-        track = _Track(self._next)
+    def _new_track(self, emitted: bool) -> Track:
+        track = Track(self._next)
         self._next += 1
-        if emitted and self._emit != "on_update":
-            self._tracks[track.number] = track
+        if emitted:
+            self._levels.register(track)
         return track
 
     def _drop_group(self, group: _Group) -> None:
         del self._groups[group.key]
         self._due.cancel(group.key)
-        self._tracks.pop(group.whole.number, None)
+        self._levels.drop(group.whole)
 
-    def _tracks_of(self, group: _Group) -> Iterable[_Track]:
+    def _tracks_of(self, group: _Group) -> Iterable[Track]:
         """The tracks whose rows are emitted."""
         return group.tracks.values() if self._lines else (group.whole,)
 
@@ -472,43 +436,39 @@ class Snapshots(Operator):
         else:
             self._compare(group.whole, old, new, changes)
 
-    def _compare(self, track: _Track, old: Part, new: Part, changes: Changes) -> None:
+    def _compare(self, track: Track, old: Part, new: Part, changes: Changes) -> None:
         """Emits the difference of rows that were and rows that are, both in order."""
-        on_update = self._emit == "on_update"
+        if self._emit == "on_update":
+            changes += difference(old, new)
+            return
         starts, ends, payloads = new
         at, count = 0, len(starts)
         for start, end, was in zip(*old, strict=True):
             while at < count and starts[at] < start:
-                self._gained(track, starts[at], ends[at], payloads[at], changes)
+                self._levels.gained(track, starts[at], ends[at], payloads[at], changes)
                 at += 1
             if at < count and starts[at] == start:
-                now, to = payloads[at], ends[at]
                 at += 1
-                if now == was:
-                    if to == end:
-                        continue
-                    if on_update:
-                        for payload in was:
-                            changes.append(Adjust(payload, start, end, to))
-                        continue
-                self._lost(track, start, end, was, changes)
-                self._gained(track, start, to, now, changes)
+                if (ends[at - 1], payloads[at - 1]) == (end, was):
+                    continue
+                self._levels.lost(track, start, end, was, changes)
+                self._levels.gained(track, start, ends[at - 1], payloads[at - 1], changes)
             else:
-                self._lost(track, start, end, was, changes)
+                self._levels.lost(track, start, end, was, changes)
         for row in range(at, count):
-            self._gained(track, starts[row], ends[row], payloads[row], changes)
+            self._levels.gained(track, starts[row], ends[row], payloads[row], changes)
 
     def _toggle(self, group: _Group, old: Part, new: Part, changes: Changes) -> None:
         """Takes payloads out of the tracks where they are shown no more, and puts them where they
         are shown now."""
-        gone: dict[tuple[Hashable, int], list[tuple[int, int]]] = {}
-        come: dict[tuple[Hashable, int], list[tuple[int, int]]] = {}
-        for start, end, was, now in _pieces(old, new):
-            before, after = _labels(was), _labels(now)
+        gone: dict[Label, list[tuple[int, int]]] = {}
+        come: dict[Label, list[tuple[int, int]]] = {}
+        for start, end, was, now in pieces(old, new):
+            before, after = labels(was), labels(now)
             left = [label for label in before if label not in after]
             added = [label for label in after if label not in before]
-            for spans, labels in ((gone, left), (come, added)):
-                for label in labels:
+            for spans, changed in ((gone, left), (come, added)):
+                for label in changed:
                     found = spans.setdefault(label, [])
                     if found and found[-1][1] == start:
                         found[-1] = (found[-1][0], end)
@@ -525,9 +485,9 @@ class Snapshots(Operator):
                 self._on(track, start, end, label[0], changes)
         for label in gone:
             if label in group.tracks and not group.tracks[label].line.parts[0][0]:
-                self._tracks.pop(group.tracks.pop(label).number, None)
+                self._levels.drop(group.tracks.pop(label))
 
-    def _off(self, track: _Track, low: int, high: int, payload: Hashable, changes: Changes) -> None:
+    def _off(self, track: Track, low: int, high: int, payload: Hashable, changes: Changes) -> None:
         """Cuts [low, high) out of the row around it."""
         part = track.line.window(low, high)
         at = bisect_right(part[0], low) - 1
@@ -535,7 +495,7 @@ class Snapshots(Operator):
         rows = [(s, e) for s, e in ((start, low), (high, end)) if s < e]
         self._replace_rows(track, part, at, at + 1, rows, payload, changes)
 
-    def _on(self, track: _Track, low: int, high: int, payload: Hashable, changes: Changes) -> None:
+    def _on(self, track: Track, low: int, high: int, payload: Hashable, changes: Changes) -> None:
         """Adds [low, high), joined with the rows that touch it."""
         part = track.line.window(low, high)
         starts, ends, _ = part
@@ -546,7 +506,7 @@ class Snapshots(Operator):
 
     def _replace_rows(
         self,
-        track: _Track,
+        track: Track,
         part: Part,
         at: int,
         to: int,
@@ -563,90 +523,11 @@ class Snapshots(Operator):
         self._rows += len(rows) - len(lost)
         self.touched += len(rows) + len(lost)
         for start, end in lost:
-            self._lost(track, start, end, (payload,), changes)
+            self._levels.lost(track, start, end, (payload,), changes)
         for start, end in rows:
-            self._gained(track, start, end, (payload,), changes)
+            self._levels.gained(track, start, end, (payload,), changes)
 
-    def _lost(
-        self, track: _Track, start: int, end: int, payloads: Payloads, changes: Changes
-    ) -> None:
-        """Takes back what had been emitted of a row."""
-        shown: int | None = end
-        if self._emit != "on_update":
-            shown = self._emitted_end(start, end, self._front)
-            if self._unfinished == (track.number, end):
-                self._unfinished = shown = None
-        if shown is not None:
-            for payload in payloads:
-                changes.append(Adjust(payload, start, shown, start))
-
-    def _gained(
-        self, track: _Track, start: int, end: int, payloads: Payloads, changes: Changes
-    ) -> None:
-        """Emits what is to be emitted of a row, and sees to it that the rest will be."""
-        shown: int | None = end
-        if self._emit != "on_update":
-            shown = self._emitted_end(start, end, self._front)
-            if (due := self._next_release(start, end)) is not None:
-                heappush(self._release, (due, track.number, start, end))
-            if self._holds_back:
-                heappush(self._starts, (start, track.number))
-        if shown is not None:
-            for payload in payloads:
-                changes.append(Insert(payload, start, shown))
-
-    def _emitted_end(self, start: int, end: int, front: int) -> int | None:
-        """As what a row is emitted when t is `front`: with which end, or not at all (None)."""
-        if end <= front:
-            return end
-        return INFINITY if self._emit == "ordered" and start <= front else None
-
-    def _next_release(self, start: int, end: int) -> int | None:
-        """At which t a row is emitted otherwise than now; None if at none."""
-        if end <= self._front:
-            return None
-        if self._emit != "ordered":
-            return end
-        if start > self._front:
-            return start
-        return None if end == INFINITY else end
-
-    def _rise(self, front: int, changes: Changes) -> None:
-        """Raises t, and emits what that releases."""
-        before = self._front
-        if front <= before:
-            return
-        self._front = front
-        release, seen = self._release, set()
-        while release and release[0][0] <= front:
-            _, number, start, end = heappop(release)
-            self.touched += 1
-            track = self._tracks.get(number)
-            found = track.line.find(start) if track else None
-            if not track or not found or (number, start) in seen:
-                continue
-            (_, ends, payloads), at = found
-            if ends[at] != end:
-                continue
-            seen.add((number, start))
-            if self._emit == "on_close" and front < INFINITY and self._may_grow(track, end):
-                self._unfinished = (number, end)
-                continue
-            was = self._emitted_end(start, end, before)
-            now = self._emitted_end(start, end, front)
-            assert now is not None
-            for payload in payloads[at]:
-                if was is None:
-                    changes.append(Insert(payload, start, now))
-                elif was != now:
-                    changes.append(Adjust(payload, start, was, now))
-            if (due := self._next_release(start, end)) is not None:
-                heappush(release, (due, number, start, end))
-        if front == INFINITY and self._unfinished:
-            starts, ends, payloads = self._tracks[self._unfinished[0]].line.parts[-1]
-            changes.append(Insert(payloads[-1][0], starts[-1], ends[-1]))
-
-    def _may_grow(self, track: _Track, end: int) -> bool:
+    def _may_grow(self, track: Track, end: int) -> bool:
         """Whether a gap of its values may follow on the row of a track that ends at `end`."""
         gap = self._gap
         if gap is None or self._cut:
@@ -663,18 +544,20 @@ class Snapshots(Operator):
         point, emit = self.stables[0], self._emit
         if point == INFINITY:
             if emit != "on_update":
-                self._rise(INFINITY, changes)
+                self._levels.rise(INFINITY, changes)
             self._begin()
             return INFINITY
         due = [*self._due.before(point if emit == "on_update" else point + 1)]
         if emit == "on_close":
-            self._rise(point - 1, changes)
+            self._levels.rise(point - 1, changes, self._may_grow)
         elif emit != "on_update":
             passed = [self._groups[key].bounds.at_most(point) for key in due]
-            self._rise(max([START, *(part[0][at] for part, at in filter(None, passed))]), changes)
+            self._levels.rise(
+                max([START, *(part[0][at] for part, at in filter(None, passed))]), changes
+            )
         for key in due:
             self._forget(self._groups[key], point)
-        self._compact()
+        self._levels.compact(self._rows)
         return self._stable_at(point)
 
     def _forget(self, group: _Group, point: int) -> None:
@@ -684,11 +567,11 @@ class Snapshots(Operator):
         self._held -= dropped
         self.touched += dropped + 1
         for payloads in self._forget_rows(group.whole, point, not self._lines):
-            for label in _labels(payloads) if self._lines else ():
+            for label in labels(payloads) if self._lines else ():
                 if track := group.tracks.get(label):
                     self._forget_rows(track, point, True)
                     if not track.line.parts[0][0]:
-                        self._tracks.pop(group.tracks.pop(label).number, None)
+                        self._levels.drop(group.tracks.pop(label))
         times = line.parts[0][0]
         if not times:
             self._drop_group(group)
@@ -698,7 +581,7 @@ class Snapshots(Operator):
             later = times[1] if len(times) > 1 else line.parts[1][0][0]
             self._due.schedule(group.key, later)
 
-    def _forget_rows(self, track: _Track, point: int, emitted: bool) -> list[Payloads]:
+    def _forget_rows(self, track: Track, point: int, emitted: bool) -> list[Payloads]:
         """Drops the rows of a track that end below `point`; returns their payloads."""
         dropped: list[Payloads] = []
         for _, ends, payloads in track.line.parts:
@@ -716,72 +599,43 @@ class Snapshots(Operator):
 
     def _stable_at(self, point: int) -> int:
         """The stable rule."""
-        stable = point
-        if self._holds_back:
-            starts = self._starts
-            while starts and not self._holds(*starts[0]):
-                heappop(starts)
-                self.touched += 1
-            if starts:
-                stable = min(stable, starts[0][0])
+        stable = self._levels.least_start(point)
         if self._gap is not None and self._groups:
             times, _, alive, *_ = self._groups[None].bounds.parts[0]
             if times[0] < point and not alive[0]:
                 stable = min(stable, times[0])
         return stable
 
-    def _holds(self, start: int, number: int) -> bool:
-        track = self._tracks.get(number)
-        return track is not None and track.line.find(start) is not None
-
-    def _compact(self) -> None:
-        """Drops what is out of date from the heaps when it may be the larger part of them."""
-        if max(len(self._release), len(self._starts)) <= 2 * self._rows + _SLACK:
-            return
-        self._release, self._starts = [], []
-        for track in self._tracks.values():
-            self._schedule(track)
-        heapify(self._release)
-        heapify(self._starts)
-
-    def _schedule(self, track: _Track) -> None:
-        """Enters the rows of a track into the heaps, which are none any more."""
-        for start, end, _ in _rows(track.line):
-            if (due := self._next_release(start, end)) is not None:
-                self._release.append((due, track.number, start, end))
-            if self._holds_back:
-                self._starts.append((start, track.number))
-
     def _netted(self, changes: Changes) -> list[Element]:
         if self._emit == "on_update":
-            return super()._netted(changes)
+            return [*changes] if self._apart else super()._netted(changes)
         changes.sort(key=_start)
         netted = net_change(changes)
-        return _in_order(netted) if self._emit == "ordered" else [*netted]
+        return in_order(netted) if self._emit == "ordered" else [*netted]
 
     def _state(self) -> Any:
         groups = [
             [
                 portable(group.key),
                 self._boundaries.saved(group.bounds),
-                _saved_rows(group.whole),
+                group.whole.saved(),
                 [
-                    [portable(payload), nth, _saved_rows(track)]
+                    [portable(payload), nth, track.saved()]
                     for (payload, nth), track in group.tracks.items()
                 ],
             ]
             for group in self._groups.values()
         ]
-        return [self._front, self._next, self._unfinished, groups]
+        return [self._levels.state(), self._next, groups]
 
     def _load(self, state: Any) -> None:
         self._begin()
-        self._front, self._next, unfinished, groups = state
-        self._unfinished = tuple(unfinished) if unfinished else None
+        levels, self._next, groups = state
+        self._levels.load(levels)
         for key, bounds, whole, tracks in groups:
-            group = _Group(hashable(key), self._boundaries.loaded(bounds), _loaded_rows(whole))
+            group = _Group(hashable(key), self._boundaries.loaded(bounds), Track.loaded(whole))
             for payload, nth, rows in tracks:
-                group.tracks[hashable(payload), nth] = _loaded_rows(rows)
+                group.tracks[hashable(payload), nth] = Track.loaded(rows)
             self._groups[group.key] = group
             self._held += len(group.bounds)
             self._rows += sum(len(t.line) for t in (group.whole, *group.tracks.values()))
@@ -789,12 +643,9 @@ class Snapshots(Operator):
             later = bisect_left(times, self.stables[0])
             if later < len(times):
                 self._due.schedule(group.key, times[later])
-            if self._emit != "on_update":
-                for track in self._tracks_of(group):
-                    self._tracks[track.number] = track
-                    self._schedule(track)
-        heapify(self._release)
-        heapify(self._starts)
+            for track in self._tracks_of(group):
+                self._levels.register(track)
+        self._levels.schedule()
 
 
 def _values(key: Any, values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -807,66 +658,3 @@ def _key_and_values(key: Any, values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _start(element: Insert[Any] | Adjust[Any]) -> int:
     return element.vs
-
-
-def _rows(line: Timeline) -> Iterator[_Row]:
-    for part in line.parts:
-        yield from zip(*part, strict=True)
-
-
-def _labels(payloads: Payloads | None) -> dict[tuple[Hashable, int], None]:
-    """Each payload, and how many of those before it are alike; in order."""
-    if payloads is None:
-        return {}
-    before: Counter[Hashable] = Counter()
-    labels: dict[tuple[Hashable, int], None] = {}
-    for payload in payloads:
-        labels[payload, before[payload]] = None
-        before[payload] += 1
-    return labels
-
-
-def _pieces(old: Part, new: Part) -> Iterator[tuple[int, int, Payloads | None, Payloads | None]]:
-    """(start, end, payloads before, payloads now) of all pieces of time where they differ."""
-    times = sorted({*old[0], *old[1], *new[0], *new[1]})
-    at = to = 0
-    for start, end in pairwise(times):
-        while at < len(old[0]) and old[1][at] <= start:
-            at += 1
-        while to < len(new[0]) and new[1][to] <= start:
-            to += 1
-        was = old[2][at] if at < len(old[0]) and old[0][at] <= start else None
-        now = new[2][to] if to < len(new[0]) and new[0][to] <= start else None
-        if was != now:
-            yield start, end, was, now
-
-
-def _in_order(changes: list[Insert[Any] | Adjust[Any]]) -> list[Element]:
-    """Changes in the order of their sync times, unless an event would then grow before another of
-    its payload makes room."""
-
-    def place(element: Insert[Any] | Adjust[Any]) -> tuple[int, int]:
-        if type(element) is Insert:
-            return element.vs, 2
-        return min(element.vold, element.ve), element.ve > element.vold  # type: ignore[union-attr]
-
-    ordered = sorted(changes, key=place)
-    grown: set[Hashable] = set()
-    for element in ordered:
-        if type(element) is Adjust:
-            if element.ve > element.vold:
-                grown.add(element.payload)
-            elif element.payload in grown:
-                return [*changes]
-    return [*ordered]
-
-
-def _saved_rows(track: _Track) -> Any:
-    starts, ends, payloads = track.line.columns()
-    rows = [[portable(payload) for payload in each] for each in payloads]
-    return [track.number, starts, ends, rows]
-
-
-def _loaded_rows(saved: Any) -> _Track:
-    number, starts, ends, rows = saved
-    return _Track(number, Timeline(3, [starts, ends, [hashable(row) for row in rows]]))
