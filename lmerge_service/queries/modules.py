@@ -276,12 +276,14 @@ class Function:
             value = self._function(*values)
             again = value if self._calls % _CHECKED else self._function(*values)
         except Exception as error:
-            raise ModuleError(_line(f"{self.name}{_short(values)} raised {error!r}")) from error
+            raise ModuleError(_line(f"{self._call(values)} raised {error!r}")) from error
         if again != value:
-            raise ModuleError(
-                _line(f"{self.name}{_short(values)} returned {_short(value)} and {_short(again)}")
-            )
+            returned = f"returned {_short(value)} and {_short(again)}"
+            raise ModuleError(_line(f"{self._call(values)} {returned}"))
         return value
+
+    def _call(self, values: tuple[Any, ...]) -> str:
+        return f"{self.name}({', '.join(map(_short, values))})"
 
 
 def udf(version: str, *, null_safe: bool = False) -> Callable[[Callable[..., Any]], Function]:

@@ -44,6 +44,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import gcd
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 from lmerge_service.core.breaches import BreachKind
@@ -70,6 +71,8 @@ from lmerge_service.queries.operators.windowing import (
 from lmerge_service.queries.times import finite
 
 __all__ = ("Grid", "GridWindows")
+
+_START = itemgetter(0)
 
 _Event: TypeAlias = tuple[Any, Any, int, int]
 """(group, value, vs, ve)"""
@@ -415,10 +418,11 @@ class GridWindows(WindowOperator):
     def _computed(self, point: int) -> Found:
         self._close(point)
         if self.emit == "on_close":
+            self._closed.sort(key=_START)
             return [self._result(start, group, start) for start, group in self._closed]
         dirty = self._dirty
         if self.emit == "on_update":
-            return [self._result(*key, sync) for key, sync in dirty.items()]
+            return [self._result(*key, dirty[key]) for key in sorted(dirty, key=_START)]
         reached = INFINITY if point == INFINITY else self.max_event_time
         size, producing = self.grid.size, self._producing
         while producing and producing[0] <= reached:
@@ -426,7 +430,8 @@ class GridWindows(WindowOperator):
             self._undo(heappush, producing, end)
             for group in self._windows.get(end - size, ()):
                 dirty.setdefault((end - size, group), START)
-        return [self._result(*key, sync) for key, sync in dirty.items() if key[0] + size <= reached]
+        keys = [key for key in sorted(dirty, key=_START) if key[0] + size <= reached]
+        return [self._result(*key, dirty[key]) for key in keys]
 
     def _close(self, point: int) -> None:
         """Takes note of the windows that nothing can change any more."""
