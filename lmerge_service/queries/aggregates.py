@@ -105,7 +105,7 @@ class Aggregate(ABC):
 
     @abstractmethod
     def entry(self, payload: Any, vs: int) -> Any:
-        """What matters of an event that begins at `vs`; its end does not matter."""
+        """What matters of an event that begins at `vs`; its end does not matter. Hashable."""
 
     @abstractmethod
     def empty(self) -> Any:

@@ -54,7 +54,6 @@ Cost
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Iterable
-from itertools import pairwise
 from typing import Any, get_args
 
 from lmerge_service.core.breaches import BreachKind
@@ -66,34 +65,12 @@ from lmerge_service.queries.expiry import Expiry
 from lmerge_service.queries.netting import net_change
 from lmerge_service.queries.operators import boundaries
 from lmerge_service.queries.operators.boundaries import Boundaries, Sweep
+from lmerge_service.queries.operators.drawing import Drawing, Group, Range
 from lmerge_service.queries.operators.levels import Emit, Levels
 from lmerge_service.queries.operators.protocol import Changes, Operator
-from lmerge_service.queries.operators.tracks import (
-    Label,
-    Payloads,
-    Row,
-    Track,
-    difference,
-    in_order,
-    labels,
-    pieces,
-)
-from lmerge_service.queries.timeline import Part, Timeline
+from lmerge_service.queries.operators.tracks import Payloads, Track, in_order
 
 __all__ = ("Snapshots",)
-
-
-class _Group:
-    """What is held of one group: its boundaries and the rows between them, and if rows of several
-    payloads overlap, a track of each one's rows, by payload and which of several alike it is."""
-
-    __slots__ = ("bounds", "key", "tracks", "whole")
-
-    def __init__(self, key: Hashable, bounds: Timeline, whole: Track) -> None:
-        self.key = key
-        self.bounds = bounds
-        self.whole = whole
-        self.tracks: dict[Label, Track] = {}
 
 
 class Snapshots(Operator):
@@ -113,9 +90,18 @@ class Snapshots(Operator):
     """
 
     __slots__ = (
-        *("_apart", "_boundaries", "_by", "_changed", "_cut", "_due", "_emit", "_entry", "_gap"),
-        *("_greatest", "_groups", "_held", "_levels", "_lines", "_next", "_results", "_row"),
-        *("_rows", "aggregate"),
+        *(
+            "_apart",
+            "_boundaries",
+            "_by",
+            "_changed",
+            "_cut",
+            "_drawing",
+            "_due",
+            "_emit",
+            "_entry",
+        ),
+        *("_gap", "_greatest", "_groups", "_held", "_results", "_row", "aggregate"),
     )
 
     def __init__(
@@ -143,24 +129,21 @@ class Snapshots(Operator):
         self._row = row or (_values if by is None else _key_and_values)
         self._emit = emit
         self._cut = cut
-        self._lines = not cut and not aggregate.single
-        """Whether rows of a group may overlap, so that each payload has a track."""
         self._gap: Payloads | None = None if gap is None else (self._row(None, gap),)
         self._boundaries = Boundaries(aggregate)
         self._begin()
 
     def _begin(self) -> None:
         """No state."""
-        self._groups: dict[Hashable, _Group] = {}
+        self._groups: dict[Hashable, Group] = {}
         self._held = 0
         """Boundaries."""
-        self._rows = 0
         self._due: Expiry[Hashable] = Expiry()
         """Groups, by a boundary that a stable has not passed."""
-        self._levels = Levels(self._emit)
+        several = not self.aggregate.single
+        self._drawing = Drawing(Levels(self._emit), self._cut, several, self._gap)
         self._greatest = START
         """The greatest start of the batch at hand."""
-        self._next = 0
         self._changed: dict[Hashable, boundaries.Changes] = {}
         """What the batch at hand changes, by group."""
         self._apart = False
@@ -172,7 +155,7 @@ class Snapshots(Operator):
         return self.aggregate.overflowed
 
     def __len__(self) -> int:
-        return self._held + self._rows
+        return self._held + self._drawing.rows
 
     def process_batch(self, elements: Iterable[Element], port: int = 0) -> list[Element]:
         """As for every operator."""
@@ -188,65 +171,17 @@ class Snapshots(Operator):
         super().check()
         point = self.stables[0]
         assert not self._changed, "a batch has left changes behind"
-        held = rows = 0
         for key, group in self._groups.items():
-            held += len(group.bounds)
-            rows += len(group.whole.line) + sum(len(t.line) for t in group.tracks.values())
             self._boundaries.check(group.bounds, point)
             times = group.bounds.columns()[0]
             later = next((t for t in times if t >= point), INFINITY)
             assert self._due.due(key) <= later, f"the group {key!r} is never looked at"
-            wanted = self._wanted(group)
-            below = [row for row in group.whole.rows() if row[1] <= times[0]]
-            assert [*group.whole.rows()] == below + wanted, f"{key!r} shows other rows"
-            if self._lines:
-                self._check_tracks(group, wanted)
-            for track in self._tracks_of(group):
-                track.line.check()
-        assert (held, rows) == (self._held, self._rows), "the counts are wrong"
+            show, states = self._show(key), self._boundaries.states(group.bounds)
+            self._drawing.check(group, [show(s) if n else None for s, n in states])
+        groups = self._groups.values()
+        assert self._held == sum(len(g.bounds) for g in groups), "boundaries are miscounted"
+        self._drawing.check_all(groups)
         self._due.check()
-        self._levels.check(t for g in self._groups.values() for t in self._tracks_of(g))
-
-    def _check_tracks(self, group: _Group, wanted: list[Row]) -> None:
-        """Each payload's rows cover what its snapshots do, from the first boundary on."""
-        first = group.bounds.parts[0][0][0]
-        covered = [
-            (label, max(start, first), end)
-            for start, end, payloads in wanted
-            for label in labels(payloads)
-        ]
-        found = [
-            (label, max(start, first), end)
-            for label, track in group.tracks.items()
-            for start, end, _ in track.rows()
-            if end > first
-        ]
-        for rows in (covered, found):  # payloads need not be orderable
-            rows.sort(key=lambda row: (repr(row[0]), *row[1:]))
-        merged: list[tuple[Any, int, int]] = []
-        for label, start, end in covered:
-            touches = merged and merged[-1][0] == label and merged[-1][2] == start
-            merged.append((label, merged.pop()[1] if touches else start, end))
-        assert merged == found, f"{found} is shown, not {merged}"
-        assert all(len(track.line) for track in group.tracks.values()), "an empty track is held"
-
-    def _wanted(self, group: _Group) -> list[Row]:
-        """The rows that the boundaries show, each with the start that the held one has."""
-        show = self._show(group.key)
-        shown = [show(s) if n else self._gap for s, n in self._boundaries.states(group.bounds)]
-        shown[-1] = None
-        times = group.bounds.columns()[0]
-        rows: list[Row] = []
-        covering = [row for row in group.whole.rows() if row[0] <= times[0] < row[1]]
-        for (start, end), payloads in zip(pairwise(times), shown, strict=False):
-            if payloads is None:
-                continue
-            if rows and rows[-1][1] == start and rows[-1][2] == payloads and not self._cut:
-                rows[-1] = (rows[-1][0], end, payloads)
-            else:
-                held = covering and start == times[0]
-                rows.append((covering[0][0] if held else start, end, payloads))
-        return rows
 
     def _insert(self, element: Insert[Any], port: int, changes: Changes) -> None:
         payload, vs, ve = element.payload, element.vs, element.ve
@@ -301,7 +236,7 @@ class Snapshots(Operator):
         if not self._changed:
             return
         groups, sweeps = self._groups, self._boundaries.sweeps
-        planned: list[tuple[Hashable, _Group | None, list[Sweep]]] = []
+        planned: list[tuple[Hashable, Group | None, list[Sweep]]] = []
         for key, changed in self._changed.items():  # user code is called here, and not below
             group = groups.get(key)
             line = group.bounds if group else self._boundaries.timeline()
@@ -314,8 +249,8 @@ class Snapshots(Operator):
             if not group.bounds.parts[0][0]:
                 self._drop_group(group)
         if self._emit in ("ordered", "on_watermark"):
-            self._levels.rise(self._greatest, changes)
-        self._levels.compact(self._rows)
+            self._drawing.levels.rise(self._greatest, changes)
+        self.touched += self._drawing.counted()
 
     def _show(self, key: Hashable) -> boundaries.Show:
         """What is shown of a group's snapshots: the payloads of rows."""
@@ -326,28 +261,17 @@ class Snapshots(Operator):
             return lambda state: (row(key, results(state)[0]),)
         return lambda state: tuple([row(key, values) for values in results(state)]) or None
 
-    def _new_group(self, key: Hashable) -> _Group:
-        group = _Group(key, self._boundaries.timeline(), self._new_track(emitted=not self._lines))
+    def _new_group(self, key: Hashable) -> Group:
+        group = self._drawing.new_group(key, self._boundaries.timeline())
         self._groups[key] = group
         return group
 
-    def _new_track(self, emitted: bool) -> Track:
-        track = Track(self._next)
-        self._next += 1
-        if emitted:
-            self._levels.register(track)
-        return track
-
-    def _drop_group(self, group: _Group) -> None:
+    def _drop_group(self, group: Group) -> None:
         del self._groups[group.key]
         self._due.cancel(group.key)
-        self._levels.drop(group.whole)
+        self._drawing.drop(group)
 
-    def _tracks_of(self, group: _Group) -> Iterable[Track]:
-        """The tracks whose rows are emitted."""
-        return group.tracks.values() if self._lines else (group.whole,)
-
-    def _apply(self, group: _Group, sweep: Sweep, changes: Changes) -> None:
+    def _apply(self, group: Group, sweep: Sweep, changes: Changes) -> None:
         """Puts what a sweep has made in the place of the boundaries, and of the rows."""
         line = group.bounds
         part = line.window(sweep.first, sweep.last)
@@ -364,214 +288,38 @@ class Snapshots(Operator):
         if columns[0]:
             self._due.schedule(group.key, columns[0][0])
         self.touched += sweep.looked_at
-        if self._gap is not None:
-            shown = [self._gap if payloads is None else payloads for payloads in sweep.shown]
-            if after is None and shown:
-                shown[-1] = None  # no snapshot begins at the last boundary
-            sweep = sweep._replace(shown=shown)
-        self._redraw(group, before, after, quiet, sweep, changes)
-
-    def _redraw(
-        self,
-        group: _Group,
-        before: int | None,
-        after: int | None,
-        quiet: bool,
-        sweep: Sweep,
-        changes: Changes,
-    ) -> None:
-        """Makes the rows between the boundaries `before` and `after` what they show, and emits the
-        change. `quiet` has a gap begin at `before`, if anything comes behind it."""
-        line, cut, gap = group.whole.line, self._cut, self._gap
-        low = sweep.first if before is None else before
-        part = line.window(low, sweep.last if after is None else after)
-        starts, ends, payloads = part
-        current, start = None, low
-        at = bisect_right(starts, low) - 1 if before is not None else bisect_left(starts, low)
-        if before is not None:
-            if at >= 0 and ends[at] > before:
-                current, start = payloads[at], starts[at]
-            elif quiet and at >= 0 and ends[at] == before and payloads[at] == gap and not cut:
-                current, start = gap, starts[at]
-            else:
-                at += 1
-                current = gap if quiet else None
-        to = len(starts) if after is None else bisect_left(starts, after)
-        new: Part = [[], [], []]
-        add_start, add_end, add_payloads = [column.append for column in new]
-        for time, here in zip(sweep.columns[0], sweep.shown, strict=True):
-            if here == current and (not cut or here is None):
-                continue
-            if current is not None:
-                add_start(start)
-                add_end(time)
-                add_payloads(current)
-            current, start = here, time
-        end = before if after is None else after
-        if after is not None and not cut:
-            # the row that crosses `after`; or with gaps, one that begins there
-            if to > at and ends[to - 1] > after:
-                if current != payloads[to - 1]:
-                    if current is not None:
-                        add_start(start)
-                        add_end(after)
-                        add_payloads(current)
-                    current, start = payloads[to - 1], after
-                end = ends[to - 1]
-            elif gap and current and starts[to : to + 1] == [after] and payloads[to] == current:
-                end = ends[to]
-                to += 1
-        if current is not None and end is not None and start < end:
-            add_start(start)
-            add_end(end)
-            add_payloads(current)
-        old = [column[at:to] for column in part]
-        for column, values in zip(part, new, strict=True):
-            column[at:to] = values
-        self._rows += len(new[0]) - len(old[0])
-        self.touched += len(new[0]) + len(old[0])
-        line.fit(part)
-        if self._lines:
-            self._toggle(group, old, new, changes)
-        else:
-            self._compare(group.whole, old, new, changes)
-
-    def _compare(self, track: Track, old: Part, new: Part, changes: Changes) -> None:
-        """Emits the difference of rows that were and rows that are, both in order."""
-        if self._emit == "on_update":
-            changes += difference(old, new)
-            return
-        starts, ends, payloads = new
-        at, count = 0, len(starts)
-        for start, end, was in zip(*old, strict=True):
-            while at < count and starts[at] < start:
-                self._levels.gained(track, starts[at], ends[at], payloads[at], changes)
-                at += 1
-            if at < count and starts[at] == start:
-                at += 1
-                if (ends[at - 1], payloads[at - 1]) == (end, was):
-                    continue
-                self._levels.lost(track, start, end, was, changes)
-                self._levels.gained(track, start, ends[at - 1], payloads[at - 1], changes)
-            else:
-                self._levels.lost(track, start, end, was, changes)
-        for row in range(at, count):
-            self._levels.gained(track, starts[row], ends[row], payloads[row], changes)
-
-    def _toggle(self, group: _Group, old: Part, new: Part, changes: Changes) -> None:
-        """Takes payloads out of the tracks where they are shown no more, and puts them where they
-        are shown now."""
-        gone: dict[Label, list[tuple[int, int]]] = {}
-        come: dict[Label, list[tuple[int, int]]] = {}
-        for start, end, was, now in pieces(old, new):
-            before, after = labels(was), labels(now)
-            left = [label for label in before if label not in after]
-            added = [label for label in after if label not in before]
-            for spans, changed in ((gone, left), (come, added)):
-                for label in changed:
-                    found = spans.setdefault(label, [])
-                    if found and found[-1][1] == start:
-                        found[-1] = (found[-1][0], end)
-                    else:
-                        found.append((start, end))
-        for label, ranges in gone.items():
-            for start, end in ranges:
-                self._off(group.tracks[label], start, end, label[0], changes)
-        for label, ranges in come.items():
-            track = group.tracks.get(label)
-            if track is None:
-                track = group.tracks[label] = self._new_track(emitted=True)
-            for start, end in ranges:
-                self._on(track, start, end, label[0], changes)
-        for label in gone:
-            if label in group.tracks and not group.tracks[label].line.parts[0][0]:
-                self._levels.drop(group.tracks.pop(label))
-
-    def _off(self, track: Track, low: int, high: int, payload: Hashable, changes: Changes) -> None:
-        """Cuts [low, high) out of the row around it."""
-        part = track.line.window(low, high)
-        at = bisect_right(part[0], low) - 1
-        start, end = part[0][at], part[1][at]
-        rows = [(s, e) for s, e in ((start, low), (high, end)) if s < e]
-        self._replace_rows(track, part, at, at + 1, rows, payload, changes)
-
-    def _on(self, track: Track, low: int, high: int, payload: Hashable, changes: Changes) -> None:
-        """Adds [low, high), joined with the rows that touch it."""
-        part = track.line.window(low, high)
-        starts, ends, _ = part
-        at, to = bisect_left(ends, low), bisect_right(starts, high)
-        if at < to:
-            low, high = min(low, starts[at]), max(high, ends[to - 1])
-        self._replace_rows(track, part, at, to, [(low, high)], payload, changes)
-
-    def _replace_rows(
-        self,
-        track: Track,
-        part: Part,
-        at: int,
-        to: int,
-        rows: list[tuple[int, int]],
-        payload: Hashable,
-        changes: Changes,
-    ) -> None:
-        starts, ends, payloads = part
-        lost = list(zip(starts[at:to], ends[at:to], strict=True))
-        starts[at:to] = [start for start, _ in rows]
-        ends[at:to] = [end for _, end in rows]
-        payloads[at:to] = [(payload,) for _ in rows]
-        track.line.fit(part)
-        self._rows += len(rows) - len(lost)
-        self.touched += len(rows) + len(lost)
-        for start, end in lost:
-            self._levels.lost(track, start, end, (payload,), changes)
-        for start, end in rows:
-            self._levels.gained(track, start, end, (payload,), changes)
-
-    def _may_grow(self, track: Track, end: int) -> bool:
-        """Whether a gap of its values may follow on the row of a track that ends at `end`."""
-        gap = self._gap
-        if gap is None or self._cut:
-            return False
-        group = self._groups[None]
-        if group.bounds.parts[-1][0][-1] != end:
-            return False
-        if self._lines:
-            return group.tracks.get((gap[0], 0)) is track
-        payloads: Payloads = track.line.parts[-1][2][-1]
-        return payloads == gap
+        self._drawing.redraw(group, Range(before, after, quiet), sweep, changes)
 
     def _advance(self, changes: Changes) -> int:
         point, emit = self.stables[0], self._emit
         if point == INFINITY:
             if emit != "on_update":
-                self._levels.rise(INFINITY, changes)
+                self._drawing.levels.rise(INFINITY, changes)
             self._begin()
             return INFINITY
         due = [*self._due.before(point if emit == "on_update" else point + 1)]
+        levels = self._drawing.levels
         if emit == "on_close":
-            self._levels.rise(point - 1, changes, self._may_grow)
+            levels.rise(point - 1, changes, self._may_grow)
         elif emit != "on_update":
             passed = [self._groups[key].bounds.at_most(point) for key in due]
-            self._levels.rise(
-                max([START, *(part[0][at] for part, at in filter(None, passed))]), changes
-            )
+            levels.rise(max((p[0][at] for p, at in filter(None, passed)), default=START), changes)
         for key in due:
             self._forget(self._groups[key], point)
-        self._levels.compact(self._rows)
+        self.touched += self._drawing.counted()
         return self._stable_at(point)
 
-    def _forget(self, group: _Group, point: int) -> None:
+    def _may_grow(self, track: Track, end: int) -> bool:
+        """Whether the next gap may lengthen a row; there are gaps in one group only."""
+        return self._gap is not None and self._drawing.may_grow(self._groups[None], track, end)
+
+    def _forget(self, group: Group, point: int) -> None:
         """Drops what a stable has made final of a group, and has the next of it looked at."""
         line = group.bounds
         dropped = self._boundaries.forget(line, point, keep=self._gap is not None)
         self._held -= dropped
         self.touched += dropped + 1
-        for payloads in self._forget_rows(group.whole, point, not self._lines):
-            for label in labels(payloads) if self._lines else ():
-                if track := group.tracks.get(label):
-                    self._forget_rows(track, point, True)
-                    if not track.line.parts[0][0]:
-                        self._levels.drop(group.tracks.pop(label))
+        self._drawing.forget(group, point)
         times = line.parts[0][0]
         if not times:
             self._drop_group(group)
@@ -581,25 +329,9 @@ class Snapshots(Operator):
             later = times[1] if len(times) > 1 else line.parts[1][0][0]
             self._due.schedule(group.key, later)
 
-    def _forget_rows(self, track: Track, point: int, emitted: bool) -> list[Payloads]:
-        """Drops the rows of a track that end below `point`; returns their payloads."""
-        dropped: list[Payloads] = []
-        for _, ends, payloads in track.line.parts:
-            below = bisect_left(ends, point)
-            dropped += payloads[:below]
-            if below < len(ends):
-                break
-        else:
-            if dropped and self._gap and self._may_grow(track, track.line.parts[-1][1][-1]):
-                dropped.pop()
-        track.line.behead(len(dropped))
-        self._rows -= len(dropped)
-        self.touched += len(dropped)
-        return dropped
-
     def _stable_at(self, point: int) -> int:
         """The stable rule."""
-        stable = self._levels.least_start(point)
+        stable = self._drawing.levels.least_start(point)
         if self._gap is not None and self._groups:
             times, _, alive, *_ = self._groups[None].bounds.parts[0]
             if times[0] < point and not alive[0]:
@@ -626,26 +358,22 @@ class Snapshots(Operator):
             ]
             for group in self._groups.values()
         ]
-        return [self._levels.state(), self._next, groups]
+        return [self._drawing.state(), groups]
 
     def _load(self, state: Any) -> None:
         self._begin()
-        levels, self._next, groups = state
-        self._levels.load(levels)
+        drawing, groups = state
         for key, bounds, whole, tracks in groups:
-            group = _Group(hashable(key), self._boundaries.loaded(bounds), Track.loaded(whole))
+            group = Group(hashable(key), self._boundaries.loaded(bounds), Track.loaded(whole))
             for payload, nth, rows in tracks:
                 group.tracks[hashable(payload), nth] = Track.loaded(rows)
             self._groups[group.key] = group
             self._held += len(group.bounds)
-            self._rows += sum(len(t.line) for t in (group.whole, *group.tracks.values()))
             times = group.bounds.columns()[0]
             later = bisect_left(times, self.stables[0])
             if later < len(times):
                 self._due.schedule(group.key, times[later])
-            for track in self._tracks_of(group):
-                self._levels.register(track)
-        self._levels.schedule()
+        self._drawing.load(drawing, self._groups.values())
 
 
 def _values(key: Any, values: tuple[Any, ...]) -> tuple[Any, ...]:
