@@ -12,25 +12,19 @@ Theory
     `compute(state)`. A state is a value: `add` returns another and leaves the old one as it was, so
     that an exception leaves the operator as before the call.
 
-    A time-sensitive module also gets lifetimes, `(value, vs, ve)`, clipped by a policy, and the
-    window; its `add` and `remove` are called with `(state, value, vs, ve)`, its `compute` with the
-    window first. If it is `stamped` it returns rows `(payload, vs, ve)`. A time-insensitive one
-    does not see the window: windows whose ends move would change its result.
+    A time-sensitive module also gets lifetimes, `(value, vs, ve)`, clipped by a policy
+    (`window_policies`), and the window: its `add` and `remove` are called with `(state, value, vs,
+    ve)`, its `compute` with the window first. If it is `stamped` it returns rows `(payload, vs,
+    ve)`. A time-insensitive one does not see the window: windows whose ends move would change its
+    result.
 
     Modules are registered by importable name, so that every process finds the same:
 
+    >>> from lmerge_service.queries.window_policies import Window
     >>> half = module("lmerge_service.queries.module_library:percentile").bind(50)
     >>> use, hour = Application(half), Window(0, 60)
     >>> use.results("JFK", hour, use.state_of(hour, [(7, 1, 2), (30, 1, 2), (9, 4, 5)]))
     (Row(payload=('JFK', 9), vs=0, ve=60),)
-
-Policies
-    Clipping of what a time-sensitive module sees: `none`; `left`, vs := max(vs, window.vs);
-    `right`, ve := min(ve, window.ve); `full`, both. Unclipped ends hold the output's stable point
-    while an event of a window may still end otherwise: prefer `right`.
-    Timestamping of what a stamped module returns: `align` gives every row the window's lifetime
-    (the only one for others); `unchanged` requires vs >= window.vs; `clip` cuts the row to the
-    window, and drops it if nothing is left.
 
 Invariants
     M1  Results depend on the multiset of values (with lifetimes) and on the window, on nothing
@@ -45,28 +39,27 @@ Cost
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from importlib import import_module
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NoReturn
 
 from lmerge_service.core.snapshots import hashable, portable
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.errors import ConfigurationError, ModuleError
-from lmerge_service.queries.aggregates import Aggregate
 from lmerge_service.queries.order import payload_order
+from lmerge_service.queries.window_policies import (
+    Clipping,
+    Row,
+    Timestamping,
+    Window,
+    clipped,
+    stamped,
+)
 
 __all__ = (
     "Application",
-    "Clipping",
     "Function",
     "Module",
-    "ModuleAggregate",
-    "Row",
-    "Timestamping",
-    "Window",
-    "clipped",
     "module",
-    "stamped",
     "uda",
     "udf",
     "udo",
@@ -79,70 +72,6 @@ _SAMPLE: Final = 60
 
 Item = Any
 """What a window holds of an event: its value, or (value, vs, ve) for a time-sensitive module."""
-
-
-class Window(NamedTuple):
-    """The window [vs, ve)."""
-
-    vs: int
-    ve: int
-
-
-class Row(NamedTuple):
-    """A row that a window emits: an event."""
-
-    payload: Hashable
-    vs: int
-    ve: int
-
-
-class Clipping(StrEnum):
-    """How lifetimes are clipped to the window before a module sees them."""
-
-    NONE = "none"
-    LEFT = "left"
-    RIGHT = "right"
-    FULL = "full"
-
-
-class Timestamping(StrEnum):
-    """What lifetime a row gets that a module returns with one."""
-
-    ALIGN = "align"
-    UNCHANGED = "unchanged"
-    CLIP = "clip"
-
-
-def clipped(policy: Clipping, window: Window, vs: int, ve: int) -> tuple[int, int]:
-    """The lifetime as a module sees it.
-
-    >>> clipped(Clipping.RIGHT, Window(5, 10), 2, 17)
-    (2, 10)
-    """
-    if policy in (Clipping.LEFT, Clipping.FULL):
-        vs = max(vs, window.vs)
-    if policy in (Clipping.RIGHT, Clipping.FULL):
-        ve = min(ve, window.ve)
-    return vs, ve
-
-
-def stamped(policy: Timestamping, window: Window, vs: int, ve: int) -> tuple[int, int] | None:
-    """The lifetime that a row of a module gets; None if nothing of it is left.
-
-    Raises:
-        ValueError: it may not begin before its window.
-
-    >>> stamped(Timestamping.CLIP, Window(5, 10), 3, 8)
-    (5, 8)
-    """
-    if policy is Timestamping.ALIGN:
-        return window
-    if policy is Timestamping.UNCHANGED:
-        if vs < window.vs:
-            raise ValueError(f"a row [{vs}, {ve}) begins before its window")
-        return vs, ve
-    vs, ve = max(vs, window.vs), min(ve, window.ve)
-    return (vs, ve) if vs < ve else None
 
 
 @dataclass(frozen=True)
@@ -528,62 +457,6 @@ class Application:
                 f"window [{window.vs}, {window.ve}) of group {_short(group)}"
             )
         ) from cause
-
-
-class ModuleAggregate(Aggregate):
-    """A time-insensitive module as an aggregate, so that it runs in panes, too: a tuple of results
-    (value,) per state, or one per row of a UDO. Its `add`, `remove`, `merge` and `results` call the
-    module, and raise `ModuleError` as `Application` does.
-
-    Raises:
-        ConfigurationError: the module is time-sensitive, or is incremental and cannot merge.
-    """
-
-    __slots__ = ("_use", "persistent", "single")
-
-    def __init__(self, module: Module, value: Callable[[Any], Hashable] | None = None) -> None:
-        super().__init__()
-        if module.time_sensitive:
-            raise ConfigurationError(f"the module {module.name} sees windows: it is no aggregate")
-        if module.incremental and not module.mergeable:
-            raise ConfigurationError(f"the module {module.name} has no merge")
-        self._use = Application(module, value=value)
-        self.persistent = module.incremental
-        """States are values: what follows leaves them as they are."""
-        self.single = not module.rows
-
-    def entry(self, payload: Any, vs: int) -> Any:
-        return self._use.value_of(payload)
-
-    def empty(self) -> Any:
-        return self._use.empty()
-
-    def copy(self, state: Any) -> Any:
-        return state if self.persistent else dict(state)
-
-    def add(self, state: Any, entry: Any, n: int = 1) -> Any:
-        return self._use.moved(state, entry, n, _NOWHERE)
-
-    def remove(self, state: Any, entry: Any, n: int = 1) -> Any:
-        return self._use.moved(state, entry, -n, _NOWHERE)
-
-    def merge(self, one: Any, two: Any) -> Any:
-        return self._use.merged(one, two)
-
-    def results(self, state: Any) -> tuple[tuple[Any, ...], ...]:
-        return tuple([(row.payload,) for row in self._use.results(None, _NOWHERE[1], state)])
-
-    def saved(self, state: Any) -> Any:
-        return self._use.saved(state)
-
-    def loaded(self, saved: Any) -> Any:
-        return self._use.loaded(saved)
-
-    def saved_entry(self, entry: Any) -> Any:
-        return portable(entry)
-
-    def loaded_entry(self, saved: Any) -> Any:
-        return hashable(saved)
 
 
 _NOWHERE: Final = (None, Window(START, INFINITY))

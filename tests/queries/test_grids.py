@@ -10,7 +10,8 @@ from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, St
 from lmerge_service.errors import ConfigurationError, ModuleError
 from lmerge_service.queries.aggregates import Composite, Count, Max, Sum, TopK
 from lmerge_service.queries.meaning import windows as meaning
-from lmerge_service.queries.modules import Application, ModuleAggregate, udo
+from lmerge_service.queries.module_aggregates import ModuleAggregate
+from lmerge_service.queries.modules import Application, udo
 from lmerge_service.queries.operators.grids import Grid, GridWindows
 from lmerge_service.tdb import TDB
 from tests.queries.futures import share_tight

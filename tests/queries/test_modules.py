@@ -7,24 +7,16 @@ import pytest
 
 from lmerge_service.elements import Adjust, Insert
 from lmerge_service.errors import ConfigurationError, ModuleError, StateError
+from lmerge_service.queries.module_aggregates import ModuleAggregate
 from lmerge_service.queries.module_library import (
     average,
     median,
     percentile,
     time_weighted_average,
 )
-from lmerge_service.queries.modules import (
-    Application,
-    Module,
-    ModuleAggregate,
-    Row,
-    Window,
-    module,
-    uda,
-    udf,
-    udo,
-)
+from lmerge_service.queries.modules import Application, Module, module, uda, udf, udo
 from lmerge_service.queries.operators.grids import Grid, GridWindows
+from lmerge_service.queries.window_policies import Row, Window
 
 LIBRARY = "lmerge_service.queries.module_library"
 HERE = Window(0, 10)

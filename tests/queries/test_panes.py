@@ -10,7 +10,7 @@ from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, St
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.queries.aggregates import Aggregate, Composite, Count, First, Max, Sum, TopK
 from lmerge_service.queries.meaning import windows as meaning
-from lmerge_service.queries.modules import ModuleAggregate
+from lmerge_service.queries.module_aggregates import ModuleAggregate
 from lmerge_service.queries.operators.grids import Grid, GridWindows
 from lmerge_service.queries.operators.panes import Expand, PaneWindows, expanded
 from lmerge_service.queries.operators.windowing import Emit

@@ -9,21 +9,13 @@ from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.queries.aggregates import Count
 from lmerge_service.queries.module_library import average, time_weighted_average
-from lmerge_service.queries.modules import (
-    Application,
-    Clipping,
-    Timestamping,
-    Window,
-    clipped,
-    stamped,
-    uda,
-    udo,
-)
+from lmerge_service.queries.modules import Application, uda, udo
 from lmerge_service.queries.netting import net
 from lmerge_service.queries.operators.count_windows import CountWindows
 from lmerge_service.queries.operators.grids import Grid, GridWindows
 from lmerge_service.queries.operators.protocol import Operator
 from lmerge_service.queries.operators.snapshot_windows import SnapshotWindows
+from lmerge_service.queries.window_policies import Clipping, Timestamping, Window, clipped, stamped
 from lmerge_service.tdb import TDB
 from tests.queries.vectors import cases, element, elements, outputs_of, tdb, time, vectors
 from tests.queries.windows import lifetimes, passing

@@ -9,8 +9,9 @@ from lmerge_service.elements import Element
 from lmerge_service.errors import ModuleError
 from lmerge_service.queries.meaning import windows as meaning
 from lmerge_service.queries.module_library import average, median, time_weighted_average
-from lmerge_service.queries.modules import Application, Module, Window, udo
+from lmerge_service.queries.modules import Application, Module, udo
 from lmerge_service.queries.operators.protocol import Operator
+from lmerge_service.queries.window_policies import Window
 from lmerge_service.tdb import TDB, Event
 from tests.queries.promises import tdb_of
 from tests.queries.streams import Feed, legal_stream

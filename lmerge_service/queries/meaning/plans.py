@@ -9,7 +9,7 @@ from math import ceil, floor
 from typing import Any
 
 from lmerge_service.elements import INFINITY, START
-from lmerge_service.queries import logical, modules
+from lmerge_service.queries import logical, modules, window_policies
 from lmerge_service.queries.compiling import Faults, condition, evaluation, resolve
 from lmerge_service.queries.logical import Aggregation, Apply, Node, Top
 from lmerge_service.queries.meaning import (
@@ -28,7 +28,7 @@ from lmerge_service.tdb import TDB, Event
 
 __all__ = ("meaning",)
 
-Window = tuple[int, int]
+Span = tuple[int, int]
 
 
 def meaning(plan: Node, given: Mapping[str, TDB], group: TDB | None = None) -> TDB:
@@ -191,7 +191,7 @@ def _per_group(tdb: TDB, schema: Schema, by: Iterable[str], made: Callable[[Row,
 
 def _rows(
     results: logical.Results, schema: Schema
-) -> Callable[[Window, Any, list[Event]], list[tuple[Row, int, int]]]:
+) -> Callable[[Span, Any, list[Event]], list[tuple[Row, int, int]]]:
     """The events that a window with these members emits, without the group's columns."""
     match results:
         case Apply():
@@ -293,16 +293,16 @@ def _evaluated(tree: Tree, schema: Schema) -> Callable[[Any], Any]:
 
 def _module(
     results: Apply, schema: Schema
-) -> Callable[[Window, Any, list[Event]], list[tuple[Row, int, int]]]:
+) -> Callable[[Span, Any, list[Event]], list[tuple[Row, int, int]]]:
     module = modules.module(results.module)
     of = _evaluated(results.of, schema)
 
-    def rows(window: Window, _: Any, members: list[Event]) -> list[tuple[Row, int, int]]:
+    def rows(window: Span, _: Any, members: list[Event]) -> list[tuple[Row, int, int]]:
         items: list[Any] = []
         for event in members:
             value, vs, ve = windows.clip(results.clipping, window, event)
             items.append((of(value), vs, ve) if module.time_sensitive else of(value))
-        seen = (modules.Window(*window),) if module.time_sensitive else ()
+        seen = (window_policies.Window(*window),) if module.time_sensitive else ()
         if module.incremental:
             made = module.implementation(*results.parameters)
             state = made.empty()

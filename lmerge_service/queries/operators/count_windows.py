@@ -39,11 +39,12 @@ from lmerge_service.core.breaches import BreachKind
 from lmerge_service.core.snapshots import hashable, portable
 from lmerge_service.elements import INFINITY, Adjust, Insert
 from lmerge_service.errors import ConfigurationError
-from lmerge_service.queries.modules import Application, Window
+from lmerge_service.queries.modules import Application
 from lmerge_service.queries.operators.point_windows import Place, PointWindows
 from lmerge_service.queries.operators.protocol import Changes
 from lmerge_service.queries.operators.windowing import Emit
 from lmerge_service.queries.order import payload_order
+from lmerge_service.queries.window_policies import Window
 
 __all__ = ("CountWindows",)
 

@@ -52,23 +52,21 @@ from lmerge_service.core.snapshots import hashable, portable
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.queries.aggregates import Aggregate
-from lmerge_service.queries.modules import Application, Row, Window
+from lmerge_service.queries.modules import Application
+from lmerge_service.queries.operators.aggregate_use import Added, AggregateUse, added_facts
 from lmerge_service.queries.operators.protocol import Changes
+from lmerge_service.queries.operators.scheduling import Holding, Scheduled
 from lmerge_service.queries.operators.windowing import (
     NO_ROWS,
-    Added,
-    AggregateUse,
     Cell,
     Emit,
     Found,
-    Holding,
-    Scheduled,
     Use,
     WindowOperator,
-    added_facts,
     bound_changes,
 )
 from lmerge_service.queries.times import finite
+from lmerge_service.queries.window_policies import Row, Window
 
 __all__ = ("Grid", "GridWindows")
 

@@ -34,19 +34,14 @@ from lmerge_service.core.snapshots import hashable, portable
 from lmerge_service.elements import INFINITY, START, Adjust, Insert
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.queries.aggregates import Aggregate
-from lmerge_service.queries.modules import Row
 from lmerge_service.queries.network import Network, Part
+from lmerge_service.queries.operators.aggregate_use import added_facts, key_and_values
 from lmerge_service.queries.operators.grids import Grid, GridWindows
 from lmerge_service.queries.operators.protocol import Changes, Operator
 from lmerge_service.queries.operators.snapshots import Snapshots
-from lmerge_service.queries.operators.windowing import (
-    NO_ROWS,
-    Cell,
-    Emit,
-    added_facts,
-    key_and_values,
-)
+from lmerge_service.queries.operators.windowing import NO_ROWS, Cell, Emit
 from lmerge_service.queries.times import finite
+from lmerge_service.queries.window_policies import Row
 
 __all__ = ("Expand", "PaneWindows", "expanded")
 

@@ -18,17 +18,18 @@ from typing import Any
 from lmerge_service.core.snapshots import hashable, portable
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.queries.expiry import Expiry
-from lmerge_service.queries.modules import Application, Row, Window
+from lmerge_service.queries.modules import Application
 from lmerge_service.queries.operators.protocol import Changes
+from lmerge_service.queries.operators.scheduling import Holding
 from lmerge_service.queries.operators.windowing import (
     NO_ROWS,
     Cell,
     Emit,
     Found,
-    Holding,
     WindowOperator,
     bound_changes,
 )
+from lmerge_service.queries.window_policies import Row, Window
 
 __all__ = ("Group", "Place", "PointWindows")
 
