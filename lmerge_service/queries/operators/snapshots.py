@@ -339,8 +339,8 @@ class Snapshots(Operator):
         return stable
 
     def _netted(self, changes: Changes) -> list[Element]:
-        if self._emit == "on_update":
-            return [*changes] if self._apart else super()._netted(changes)
+        if self._apart and self._emit == "on_update":
+            return [*changes]
         changes.sort(key=_start)
         netted = net_change(changes)
         return in_order(netted) if self._emit == "ordered" else [*netted]
