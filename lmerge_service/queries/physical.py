@@ -63,6 +63,7 @@ from lmerge_service.queries.operators.last_rows import LastRows
 from lmerge_service.queries.operators.lifetimes import AlterLifetime
 from lmerge_service.queries.operators.multisets import MultisetOps
 from lmerge_service.queries.operators.outer_joins import OuterJoin
+from lmerge_service.queries.operators.panes import PaneWindows
 from lmerge_service.queries.operators.protocol import Operator
 from lmerge_service.queries.operators.semijoins import AntiJoin, SemiJoin
 from lmerge_service.queries.operators.snapshot_windows import SnapshotWindows
@@ -88,8 +89,12 @@ class Choice(msgspec.Struct, frozen=True):
     """When it emits; None: as the plan does."""
     align: int | None = None
     """Hold its output back, in order, until it is so far behind; None: pass it on at once."""
+    windows: OneOf["grid", "panes"] = "grid"
+    """How windows of a grid aggregate: each by itself, or facts into panes, which are merged into
+    windows when these are computed: cheaper where many windows overlap and emit on close."""
 
 
+_WindowsEmit: TypeAlias = OneOf["on_update", "on_watermark", "on_close"]
 _AS_THE_PLAN: Final = Choice()
 _GROUP: Final = "group"
 """The source of a plan that is applied to each group."""
@@ -139,11 +144,23 @@ def physical(
     for each in [emit, *(choice.emit for choice in chosen.values())]:
         if each not in (None, "on_update", "ordered", "on_watermark", "on_close"):
             raise ConfigurationError(f"there is no level {each!r} to emit at")
-    for choice in chosen.values():
+    for node, choice in chosen.items():
+        if choice.windows == "panes" and not _has_panes(node):
+            raise ConfigurationError(
+                f"panes are for aggregates in windows over events of length 1, not for {node}"
+            )
         if choice.align is not None and choice.align < 0:
             raise ConfigurationError(f"align is at least 0, not {choice.align}")
     in_order = [(node, chosen[node]) for node in logical.nodes(plan) if node in chosen]
     return PhysicalPlan(plan, emit, tuple(in_order))
+
+
+def _has_panes(node: Node) -> bool:
+    return (
+        isinstance(node, logical.Windows)
+        and not isinstance(node.results, Apply)
+        and logical.longest(node.of) == 1
+    )
 
 
 def build(
@@ -197,14 +214,15 @@ class _Builder:
                 feed = self._add(Elements(), [name])
             case _:
                 feeds = [self._feeds[child] for child in logical.children(node)]
-                feed = self._add(self._operator(node, choice.emit or self._plan.emit), feeds)
+                feed = self._add(self._operator(node, choice), feeds)
         return feed if choice.align is None else self._add(Align(choice.align), [feed])
 
     def _add(self, operator: Operator, feeds: Sequence[str | int]) -> int:
         self._parts.append(Part(operator, feeds))
         return len(self._parts) - 1
 
-    def _operator(self, node: Node, emit: Emit) -> Operator:
+    def _operator(self, node: Node, choice: Choice) -> Operator:
+        emit = choice.emit or self._plan.emit
         match node:
             case logical.Select(of, where):
                 return Select(condition(where, logical.schema_of(of), self._faults))
@@ -225,14 +243,8 @@ class _Builder:
                 return MultisetOps(function)
             case logical.Aggregate():
                 return self._snapshots(node, emit)
-            case logical.Windows(of, by, grid, results):
-                return grids.GridWindows(
-                    grids.Grid(grid.size, grid.every, grid.origin),
-                    self._function(of, by, results),
-                    key=_key(logical.schema_of(of), by),
-                    row=_row(by),
-                    emit=_of_windows(emit),
-                )
+            case logical.Windows():
+                return self._windows(node, _of_windows(emit), choice.windows)
             case logical.Clip(left, right, on):
                 keys = _join_keys(logical.schema_of(left), logical.schema_of(right), on)
                 return Clip(*keys)
@@ -316,6 +328,16 @@ class _Builder:
             gap=gap,
         )
 
+    def _windows(self, node: logical.Windows, emit: _WindowsEmit, windows: str) -> Operator:
+        schema, grid = logical.schema_of(node.of), node.grid
+        function = self._function(node.of, node.by, node.results)
+        cells = grids.Grid(grid.size, grid.every, grid.origin)
+        key, row = _key(schema, node.by), _row(node.by)
+        if windows == "panes":
+            assert isinstance(function, aggregates.Aggregate)
+            return PaneWindows(cells, function, key=key, row=row, emit=emit)
+        return grids.GridWindows(cells, function, key=key, row=row, emit=emit)
+
     def _function(
         self, of: Node, by: tuple[str, ...], results: logical.Results
     ) -> aggregates.Aggregate | modules.Application:
@@ -390,7 +412,7 @@ _AGGREGATES: Final[dict[str, Callable[[aggregates.Column], aggregates.Aggregate]
 }
 
 
-def _of_windows(emit: Emit) -> OneOf["on_update", "on_watermark", "on_close"]:
+def _of_windows(emit: Emit) -> _WindowsEmit:
     return "on_update" if emit == "ordered" else emit
 
 

@@ -22,6 +22,7 @@ from lmerge_service.queries.plan import (
     elements,
     facts,
     hopping,
+    max_,
     snapshots,
     sum_,
     tumbling,
@@ -91,6 +92,10 @@ def test_choices_are_about_parts_of_the_query() -> None:
         physical(hourly, choices={live: Choice(align=1)})
     with pytest.raises(ConfigurationError, match="no level 'eager'"):
         physical(hourly, emit="eager")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="panes are for"):
+        physical(
+            live.windows(tumbling(60)).aggregate(m=count()), choices={live: Choice(windows="panes")}
+        )
     with pytest.raises(ConfigurationError, match="align is at least 0"):
         physical(hourly, align=-1)
 
@@ -123,6 +128,27 @@ def test_illegal_elements_are_refused_where_they_enter() -> None:
     assert network.process("live", Adjust(("a", 1), 1, 5, 9)) == []
     assert len(network.operators[0].refused) == 1
     assert not network.operators[1].refused
+
+
+@seeds(30)
+def test_panes_mean_what_windows_do(seeds: range) -> None:
+    for seed in seeds:
+        rng = Random(seed)
+        grid = hopping(rng.choice((2, 4, 6)), every=rng.choice((1, 2, 3)), origin=1)
+        windows = live.starts().windows(grid).by("k")
+        query = rng.choice(
+            (
+                windows.aggregate(n=count(), s=sum_("n")),
+                windows.aggregate(most=max_("n")),
+                windows.top(2, "n", by="n"),
+                windows.top(2, "n", by=count()),
+            )
+        )
+        stream = legal_stream(rng, payloads=ROWS, length=10, horizon=12)
+        emit = rng.choice(("on_update", "on_watermark", "on_close"))
+        panes = running(query, emit=emit, choices={query: Choice(windows="panes")})
+        feeds = [(0, element) for element in stream]
+        check_promises(panes, means(query), feeds, on_update=emit == "on_update")
 
 
 # Modules and functions in plans
