@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full test-deep test-mutants lint bench bench-service soak rolling kill-loop lock clean
+.PHONY: help demo test test-full test-deep test-mutants lint bench bench-service bench-queries soak rolling kill-loop lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -39,6 +39,10 @@ bench: $(VENV)/.dev  ## rates beside a pass-through, the paper's figures, the po
 
 bench-service: $(VENV)/.dev  ## worker processes on a local broker: rates, memory, latency, recovery
 	$(BIN)/python -m benchmarks service $(ARGS)
+
+bench-queries: $(VENV)/.dev  ## the operators of queries: rates, stables, memory; two libraries beside them
+	@$(PIP) --require-hashes -r requirements/comparison.txt
+	$(BIN)/python -m benchmarks queries $(ARGS)
 
 soak: $(VENV)/.dev  ## MINUTES=10 of restarts and kills under load: leaks, and the audit at the end
 	$(BIN)/python -m benchmarks soak --minutes $(or $(MINUTES),10) $(ARGS)
