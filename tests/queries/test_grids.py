@@ -123,8 +123,12 @@ def retained(grid: Grid, sees_ends: bool) -> Callable[[Run], int]:
             if window[0] <= reached
             and (window[1] > point or (sees_ends and any(e.ve >= point for e in members)))
         }
-        after = min(w for w in range(grid.origin - 20 * grid.hop, 99, grid.hop) if w > reached)
-        waiting = {event for event in tdb if event.ve > after}
+        starts = range(grid.origin - 20 * grid.hop, 99, grid.hop)
+        waiting = {
+            event
+            for event in tdb
+            if any(reached < w < event.ve and w + grid.size > event.vs for w in starts)
+        }
         live = {event for event in tdb if event.ve >= point} if sees_ends else set()
         return 0 if point == INFINITY else len(cells) + len(waiting) + len(live)
 
@@ -282,6 +286,38 @@ def test_what_user_code_raises_leaves_the_state_as_before_the_call(kind: str, em
 
 
 # --- the rest -------------------------------------------------------------------------------------
+
+
+def test_windows_of_a_module_that_sees_ends_close_when_all_members_have_ended() -> None:
+    windows = make("lifetimes", Grid(5), "on_close")
+    assert windows.process_batch([Insert(("g", 1), 2, 12), Stable(7)]) == [Stable(0)]
+    assert windows.process_batch([Insert(("g", 3), 8, 9), Stable(12)]) == []
+    assert windows.process(Stable(13)) == [
+        Insert(("g", (0, 5, (1, 2, 12))), 0, 5),
+        Insert(("g", (5, 10, (1, 2, 12), (3, 8, 9))), 5, 10),
+        Stable(10),
+    ]
+    assert len(windows) == 1
+    assert windows.process(Stable(15)) == [
+        Insert(("g", (10, 15, (1, 2, 12))), 10, 15),
+        Stable(15),
+    ]
+
+
+@seeds(12)
+def test_a_leap_changes_when_windows_are_emitted_and_not_what(seeds: range) -> None:
+    for seed in seeds:
+        rng = Random(f"leap {seed}")
+        name, emit, grid = rng.choice(list(FUNCTIONS)), rng.choice(LEVELS), GRIDS["hop"]
+        leap = rng.choice((0, 1, 3))
+        check_promises(
+            lambda: make(name, grid, emit, max_leap=leap),  # noqa: B023
+            means(name, grid),
+            feeds_of(rng),
+            on_update=False,
+            stable=stable_rule(grid, FUNCTIONS[name][2]),
+            retained=retained(grid, FUNCTIONS[name][2]),
+        )
 
 
 def test_a_far_future_fact_opens_no_more_than_the_leap_allows() -> None:
