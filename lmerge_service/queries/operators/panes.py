@@ -85,7 +85,8 @@ class PaneWindows(GridWindows):
         pane.count += len(facts)
         self._journal.append((self._unfold, pane, before, added, len(facts)))
         self.touched += len(facts)
-        self._changed(start, group)
+        if self.emit != "on_close" or pane.count == len(facts):  # the pane is new
+            self._changed(start, group)
 
     def _insert(self, element: Insert[Any], port: int, changes: Changes) -> None:
         if element.vs < self.stables[0]:
