@@ -46,16 +46,14 @@ Cost
 
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from lmerge_service.elements import START, Adjust, Insert
+from lmerge_service.elements import START, Adjust, Element, Insert
 
-__all__ = ("Data", "Interval", "Layers", "discard")
+__all__ = ("Interval", "Layers", "discard")
 
 Interval: TypeAlias = tuple[int, int]
 """(start, end), or (end, start) in a list by end."""
-
-Data: TypeAlias = Insert[Any] | Adjust[Any]
 
 
 class Layers:
@@ -74,26 +72,30 @@ class Layers:
         """How many canonical events there are."""
         return len(self.by_end)
 
-    def raised(self, payload: Hashable, x: int, y: int) -> list[Data]:
+    def raised(self, payload: Hashable, x: int, y: int) -> list[Element]:
         """What changes when f rises by 1 on [x, y); adjusts first, then inserts."""
         return self.changed(payload, ((x, 1), (y, -1)))
 
-    def lowered(self, payload: Hashable, x: int, y: int) -> list[Data]:
+    def lowered(self, payload: Hashable, x: int, y: int) -> list[Element]:
         """The same when f falls by 1 on [x, y), where it is at least 1."""
         return self.changed(payload, ((x, -1), (y, 1)))
 
-    def changed(self, payload: Hashable, steps: Sequence[tuple[int, int]]) -> list[Data]:
+    def changed(self, payload: Hashable, steps: Sequence[tuple[int, int]]) -> list[Element]:
         """What changes when f changes by other steps than it does: each is (t, by), in order of t,
         and their sum is 0 behind the last.
 
         Complexity: see Cost.
         """
         x, y = steps[0][0], steps[-1][0]
-        by_end = self.by_end
-        if (not by_end or by_end[-1][0] < x) and len(steps) == 2 and steps[0][1] == 1:
-            by_end.append((y, x))  # apart from all there is, as most are
-            self.by_start.append((x, y))
-            return [Insert(payload, x, y)]
+        if len(steps) == 2 and steps[0][1] == 1:
+            by_end, by_start = self.by_end, self.by_start
+            ends, starts = bisect_left(by_end, (x,)), bisect_left(by_start, (x,))
+            if (ends == len(by_end) or by_end[ends][0] > y) and (
+                starts == len(by_start) or by_start[starts][0] > y
+            ):  # nothing starts or ends in [x, y], so it is inside of, or apart from, all there is
+                by_end.insert(ends, (y, x))
+                by_start.insert(starts, (x, y))
+                return [Insert(payload, x, y)]
         return self._replace(payload, *self._swept(steps, x, y))
 
     def _swept(
@@ -112,12 +114,11 @@ class Layers:
         around: list[Interval] = []  # what ends behind y, and is closed before y now
         further = self._around(x, y)
         come: list[Interval] = []
-        for t in sorted(slope):
-            by = slope[t]
-            while by > 0:
-                stack.append(t)
-                by -= 1
-            while by < 0:
+        for t, by in sorted(slope.items()):
+            if by > 0:
+                stack += [t] * by
+                continue
+            for _ in range(-by):
                 if stack:
                     start = stack.pop()
                 elif beneath:
@@ -126,7 +127,6 @@ class Layers:
                     around.append(next(further))
                     start = around[-1][0]
                 come.append((start, t))
-                by += 1
         gone = [(start, end) for end, start in closed]
         open_before = [*reversed(around), *_outermost_first(begun, y)]
         for (was, end), start in zip(open_before, [*beneath, *stack], strict=True):
@@ -148,10 +148,12 @@ class Layers:
             at = behind
         raise AssertionError(f"f falls on [{x}, {y}) where no canonical event is")
 
-    def _replace(self, payload: Hashable, gone: list[Interval], come: list[Interval]) -> list[Data]:
+    def _replace(
+        self, payload: Hashable, gone: list[Interval], come: list[Interval]
+    ) -> list[Element]:
         """The elements of the change it makes: per start, ends that go and come pair as adjusts."""
-        adjusts: list[Data] = []
-        inserts: list[Data] = []
+        adjusts: list[Element] = []
+        inserts: list[Element] = []
         for start, (old, new) in _paired(gone, come).items():
             for end in old:
                 discard(self.by_end, (end, start))

@@ -63,7 +63,7 @@ from typing import Any, TypeAlias
 
 from lmerge_service.core.base import LMerge
 from lmerge_service.core.breaches import BreachKind
-from lmerge_service.core.layers import Data, Interval, Layers, discard
+from lmerge_service.core.layers import Interval, Layers, discard
 from lmerge_service.core.snapshots import (
     Items,
     NormaliserHead,
@@ -142,7 +142,9 @@ class Normaliser:
         if line is None:
             line = self._lines[payload] = _Line()
         self._hold(payload, line, vs, ve)
-        return self._counted(line, line.raised(payload, vs, ve))
+        emitted = line.raised(payload, vs, ve)
+        self.touched += line.take_steps()
+        return emitted
 
     def _adjust(self, element: Adjust[Any]) -> list[Element]:
         payload, vs, vold, ve = element.payload, element.vs, element.vold, element.ve
@@ -165,9 +167,10 @@ class Normaliser:
             line.by_end[:] = line.held
             line.by_start[:] = [(vs, ve)] if ve > vs else []
             return [element]
-        if ve > vold:
-            return self._counted(line, line.raised(payload, vold, ve))
-        return self._counted(line, line.lowered(payload, ve, vold))
+        changed, x, y = (line.raised, vold, ve) if ve > vold else (line.lowered, ve, vold)
+        emitted = changed(payload, x, y)
+        self.touched += line.take_steps()
+        return emitted
 
     def _violation(self, line: "_Line | None", vs: int, vold: int, ve: int) -> BreachKind | None:
         if min(vold, ve) < self.stable:
@@ -184,10 +187,6 @@ class Normaliser:
         self._live += 1
         if ve < line.due:
             self._schedule(payload, line)
-
-    def _counted(self, line: "_Line", emitted: list[Data]) -> list[Element]:
-        self.touched += line.take_steps()
-        return [*emitted]
 
     # --- state --------------------------------------------------------------------------------
 

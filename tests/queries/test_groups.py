@@ -22,7 +22,7 @@ from lmerge_service.queries.operators.semijoins import AntiJoin
 from lmerge_service.queries.operators.snapshots import Snapshots
 from lmerge_service.queries.operators.stateless import Project, Select
 from lmerge_service.tdb import TDB
-from tests.queries.promises import Run, check_batches, check_promises, seeds
+from tests.queries.promises import Make, Run, check_batches, check_promises, seeds
 from tests.queries.streams import interleaved, legal_stream
 
 PAYLOADS = ("a1", "a2", "b1", "b2", "c1")
@@ -80,8 +80,9 @@ def test_promises(name: str, seeds: range) -> None:
     subplan, means = SUBPLANS[name]
     for seed in seeds:
         rng = Random(seed)
-        make = lambda: GroupApply(first, subplan)  # noqa: E731
-        streams = [legal_stream(rng, payloads=PAYLOADS) for _ in range(make().ports)]
+        make: Make = lambda: GroupApply(first, subplan)  # noqa: E731
+        ports = make().ports
+        streams = [legal_stream(rng, payloads=PAYLOADS) for _ in range(ports)]
         feeds = interleaved(rng, *streams)
         least = lambda run: min(tdb.stable for tdb in run.inputs)  # noqa: E731
         check_promises(make, means, feeds, stable=least)

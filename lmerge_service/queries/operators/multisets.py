@@ -189,19 +189,20 @@ class MultisetOps(Operator):
 
     def _note(self, payload: Hashable, line: "_Line", pieces: Pieces, rises: bool) -> None:
         """Notes by how much g changes, until the batch is settled."""
+        self._changing[payload] = line
         steps, up = line.steps, 1 if rises else -1
-        if not steps:
-            self._changing[payload] = line
         for x, y in pieces:
             steps[x] = steps.get(x, 0) + up
             steps[y] = steps.get(y, 0) - up
 
     def _settle(self, changes: Changes) -> None:
         for payload, line in self._changing.items():
-            for steps in line.take_changes():
-                changes += line.layers.changed(payload, steps)
-            self.touched += line.layers.take_steps()
-            if not len(line):
+            if line.steps:
+                layers = line.layers
+                for steps in line.take_changes():
+                    changes += layers.changed(payload, steps)  # type: ignore[arg-type]
+                self.touched += layers.take_steps()
+            if not line.counts[0].ends and line.empty():
                 self._drop(payload, 0)
         self._changing.clear()
 
@@ -211,7 +212,7 @@ class MultisetOps(Operator):
         mine, leads = line.counts[port], self._way.leads[port]
         pieces = [(x, y)]
         if self._way.any:
-            if len(mine):
+            if mine.ends:
                 pieces, steps = mine.uncovered(x, y)
                 self.touched += steps
             if self.ports == 2:
@@ -298,17 +299,24 @@ class _Line:
     def __len__(self) -> int:
         return sum([len(count) for count in self.counts])
 
+    def empty(self) -> bool:
+        """Whether no events are held."""
+        return not any(count.ends for count in self.counts)
+
     def take_changes(self) -> list[list[tuple[int, int]]]:
         """The steps of each interval in which g changes, apart from those of the others."""
+        steps = sorted(self.steps.items())
+        self.steps.clear()
+        if len(steps) == 2 and steps[0][1]:  # as most are
+            return [steps]
         found: list[list[tuple[int, int]]] = []
         change = 0
-        for t, by in sorted(self.steps.items()):
+        for t, by in steps:
             if by:
                 if not change:
                     found.append([])
                 found[-1].append((t, by))
                 change += by
-        self.steps.clear()
         return found
 
     def due(self) -> int:
