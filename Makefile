@@ -6,7 +6,7 @@ ENGINE ?= yes
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo engine test test-full test-deep test-mutants lint bench bench-service soak rolling kill-loop lock clean
+.PHONY: help demo engine test test-full test-deep test-mutants lint bench bench-service bench-queries soak rolling kill-loop lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -42,6 +42,10 @@ bench: $(VENV)/.dev $(VENV)/.engine  ## rates beside a pass-through, the paper's
 
 bench-service: $(VENV)/.dev $(VENV)/.engine  ## worker processes on a local broker: rates, memory, latency, recovery
 	$(BIN)/python -m benchmarks service $(ARGS)
+
+bench-queries: $(VENV)/.dev  ## the operators of queries: rates, stables, memory; two libraries beside them
+	@$(PIP) --require-hashes -r requirements/comparison.txt
+	$(BIN)/python -m benchmarks queries $(ARGS)
 
 soak: $(VENV)/.dev  ## MINUTES=10 of restarts and kills under load: leaks, and the audit at the end
 	$(BIN)/python -m benchmarks soak --minutes $(or $(MINUTES),10) $(ARGS)

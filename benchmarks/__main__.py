@@ -29,6 +29,7 @@ from benchmarks import (
     kafka_to_kafka,
     kill_loop,
     policies,
+    queries,
     rolling,
     service,
     soak,
@@ -66,7 +67,7 @@ def main() -> None:
     what = parser.add_subparsers(
         dest="what",
         metavar="figures | availability | forward | drills | policies | service | soak | rolling | "
-        "kill-loop | jumpstart | control-log | spark | spark-merge | generated",
+        "kill-loop | jumpstart | control-log | spark | spark-merge | generated | queries",
     )
     _add_figures(what)
     _add_availability(what)
@@ -82,6 +83,7 @@ def main() -> None:
     _add_spark(what)
     _add_generated(what)
     _add_spark_merge(what)
+    _add_queries(what)
     options = parser.parse_args()
     if options.what == "policies":
         _run_policies(options.events, options.json, options.out)
@@ -137,6 +139,9 @@ def main() -> None:
         generated.run(options.events, report)
     elif options.what == "spark-merge":
         spark_merge.run(options.events, options.live, report)
+    elif options.what == "queries":
+        quieten_garbage_collector()
+        queries.run(options.runs, options.elements, options.live, report)
     else:
         _run(options.only, options.runs, options.elements, report)
     if options.json:
@@ -186,6 +191,16 @@ def _add_spark_merge(what: _Subparsers) -> None:
         "--live", type=int, nargs="*", default=[1_000, 100_000, 1_000_000], help="live events"
     )
     merge.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_queries(what: _Subparsers) -> None:
+    of_queries = what.add_parser("queries", help="the operators of queries, beside two libraries")
+    of_queries.add_argument("--runs", type=int, default=5, help="runs of each (5)")
+    of_queries.add_argument("--elements", type=int, default=400_000, help="elements (400,000)")
+    of_queries.add_argument(
+        "--live", type=int, nargs="*", default=[1_000, 10_000, 100_000], help="live events"
+    )
+    of_queries.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_policies(what: _Subparsers) -> None:

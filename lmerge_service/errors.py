@@ -18,6 +18,7 @@ __all__ = (
     "IllegalStreamError",
     "LMergeError",
     "LostOutputError",
+    "ModuleError",
     "OtherMergeError",
     "RefusedError",
     "StateError",
@@ -109,6 +110,13 @@ class StateError(LMergeError):
 
 class LostOutputError(StateError):
     """What the output's former records were is known no more: there is no state to go on from."""
+
+
+class ModuleError(LMergeError):
+    """A query's own function or module raised, or returned what it may not. A replica ends by it:
+    an error that one replica swallows is a disagreement of replicas."""
+
+    exit_code = 4
 
 
 class FencedError(LMergeError):

@@ -30,6 +30,7 @@ def names(requirements: list[str]) -> set[str]:
         ("base", []),
         ("demo", ["demo"]),
         ("spark", ["spark"]),
+        ("comparison", ["comparison"]),
         ("dev", ["demo", "dev", "spark"]),
     ],
 )
@@ -42,7 +43,7 @@ def test_every_dependency_is_locked_with_its_hash(file: str, extras: list[str]) 
 
 def test_all_locks_are_cut_from_one_resolution() -> None:
     everything = locked("all")
-    for file in ("base", "demo", "dev", "spark"):
+    for file in ("base", "comparison", "demo", "dev", "spark"):
         pins = locked(file)
         assert pins.items() <= everything.items(), file
     assert "pyspark" not in locked("base")

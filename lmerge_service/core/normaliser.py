@@ -4,9 +4,9 @@ Theory
     Two plans of a query may be only *snapshot* equivalent: at every instant the same payloads are
     valid, but cut into other intervals. Merged as they are they contradict each other: ⟨b, [1, 15)⟩
     of one and ⟨b, [7, 15)⟩ of the other are two events. So each input is brought to a canonical
-    form first. Let f(t) be the number of a payload's events that are valid at t. Layer k is
-    {t : f(t) >= k}, and the canonical events are the maximal intervals of the layers. They depend
-    on f alone, so snapshot-equivalent inputs become equivalent:
+    form first. Let f(t) be the number of a payload's events that are valid at t; the canonical
+    events are the maximal intervals of its layers {t : f(t) >= k} (`core.layers`). They depend on f
+    alone, so snapshot-equivalent inputs become equivalent:
 
     >>> whole, pieces = Normaliser(), Normaliser()
     >>> whole.process(Insert("b", 1, 15))
@@ -17,25 +17,12 @@ Theory
     Adjust(payload='b', vs=7, vold=15, ve=7)
     Insert(payload='b', vs=1, ve=15)
 
-    Canonical events of one payload are nested or apart, and none ends where another starts. Every
-    element adds 1 to f, or takes 1 away, on one interval [x, y): an insert on [vs, ve), an adjust
-    between vold and ve, a removal on [vs, vold). With one more, the layers move up by one there:
-    a layer that covered [x, y) stays, the next one covers it now, and an event across x takes
-    over the end of the event around it (across y: its start):
-
-        f + 1 on [4, 9)     ├──────────┤  1..8      becomes    ├─────────────┤  1..9
-                              ├────┤      2..6                   ├──────┤       2..8
-                                                                    ├─┤         4..6
-
-    With one fewer, the same happens backwards.
-
-    The change is always legal behind the stream's own stable(c). For what arrives after it must
-    have vs >= c, or vold >= c and ve >= c, hence x >= c. The number of canonical events that start
-    at t is max(0, f(t) - f(t-1)), so starts come and go at x and at y only, where inserts and
-    removals are legal. All other events that change keep their start, and have both their old and
-    their new end in [x, …), so that they are adjusts with vold >= c and ve >= c. Each adjust is of
-    an event that stood there before the change, so the order of the elements doesn't matter. And
-    ve = c, half frozen still, may be extended:
+    Every element adds 1 to f, or takes 1 away, on one interval [x, y): an insert on [vs, ve), an
+    adjust between vold and ve, a removal on [vs, vold). The change is always legal behind the
+    stream's own stable(c). For what arrives after it must have vs >= c, or vold >= c and ve >= c,
+    hence x >= c. At x and y, where alone canonical events come and go, inserts and removals are
+    legal; the ends of the others move within [x, …). And ve = c, half frozen still, may be
+    extended:
 
     >>> pieces.process(Stable(15))
     [Stable(vc=15)]
@@ -62,13 +49,12 @@ Invariants
     The state and the output are a function of the input's prefix, and of nothing else.
 
 Cost
-    With n events of the payload alive and k canonical boundaries between x and y, an element takes
-    O(log n + k) steps, besides moving memory in short sorted lists. Taking an interval out of the
-    midst of a longer one looks further, to where that one ends. If events of one payload never
-    overlap, both are O(1). A stable costs what it makes final.
+    With n events of the payload alive, an element takes O(log n) steps and what `core.layers` says
+    besides. If events of one payload never overlap, that is O(1). A stable costs what it makes
+    final.
 """
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
@@ -77,6 +63,7 @@ from typing import Any, TypeAlias
 
 from lmerge_service.core.base import LMerge
 from lmerge_service.core.breaches import BreachKind
+from lmerge_service.core.layers import Interval, Layers, discard
 from lmerge_service.core.snapshots import (
     Items,
     NormaliserHead,
@@ -94,9 +81,6 @@ from lmerge_service.errors import StateError
 __all__ = ("Normaliser",)
 
 _SLACK = 64
-
-Interval: TypeAlias = tuple[int, int]
-"""(start, end)."""
 
 _Saved: TypeAlias = list[tuple[Any, list[Interval], list[Interval]]]
 """Payload, events held, canonical events; each as (end, start), sorted."""
@@ -157,11 +141,10 @@ class Normaliser:
         line = self._lines.get(payload)
         if line is None:
             line = self._lines[payload] = _Line()
-            self._hold(payload, line, vs, ve)
-            line.add(vs, ve)
-            return [element]
         self._hold(payload, line, vs, ve)
-        return self._change(payload, line, *line.raised(vs, ve))
+        emitted = line.raised(payload, vs, ve)
+        self.touched += line.take_steps()
+        return emitted
 
     def _adjust(self, element: Adjust[Any]) -> list[Element]:
         payload, vs, vold, ve = element.payload, element.vs, element.vold, element.ve
@@ -173,7 +156,7 @@ class Normaliser:
         if ve == vold:
             return []
         alone = line.held == line.by_end == [(vold, vs)]
-        _discard(line.held, (vold, vs))
+        discard(line.held, (vold, vs))
         self._live -= 1
         if ve > vs:
             self._hold(payload, line, vs, ve)
@@ -184,8 +167,10 @@ class Normaliser:
             line.by_end[:] = line.held
             line.by_start[:] = [(vs, ve)] if ve > vs else []
             return [element]
-        change = line.raised(vold, ve) if ve > vold else line.lowered(ve, vold)
-        return self._change(payload, line, *change)
+        changed, x, y = (line.raised, vold, ve) if ve > vold else (line.lowered, ve, vold)
+        emitted = changed(payload, x, y)
+        self.touched += line.take_steps()
+        return emitted
 
     def _violation(self, line: "_Line | None", vs: int, vold: int, ve: int) -> BreachKind | None:
         if min(vold, ve) < self.stable:
@@ -202,24 +187,6 @@ class Normaliser:
         self._live += 1
         if ve < line.due:
             self._schedule(payload, line)
-
-    def _change(
-        self, payload: Hashable, line: "_Line", gone: list[Interval], come: list[Interval]
-    ) -> list[Element]:
-        """The elements of the change it makes: per start, ends that go and come pair as adjusts."""
-        self.touched += len(gone) + len(come) + line.take_steps()
-        adjusts: list[Element] = []
-        inserts: list[Element] = []
-        for start, old, new in _paired(gone, come):
-            for end in old:
-                line.discard(start, end)
-            for end in new:
-                line.add(start, end)
-            both = min(len(old), len(new))
-            adjusts += [Adjust(payload, start, *ends) for ends in zip(old, new, strict=False)]
-            adjusts += [Adjust(payload, start, end, start) for end in old[both:]]
-            inserts += [Insert(payload, start, end) for end in new[both:]]
-        return adjusts + inserts
 
     # --- state --------------------------------------------------------------------------------
 
@@ -313,7 +280,7 @@ class Normaliser:
             line = self._lines.get(payload)
             if line is None or line.due != due:
                 continue  # rescheduled since, or gone
-            final = line.forget(c)
+            final = line.let_go(c)
             self._live -= final
             self.touched += final
             if line.held:
@@ -332,158 +299,38 @@ class Normaliser:
             assert line.held[0][0] >= self.stable, f"Y1: {payload!r} holds what is final"
             assert line.due <= line.held[0][0], f"Y4: {payload!r} is forgotten too late"
             assert (line.due, payload) in scheduled, f"Y4: {payload!r} is never forgotten"
-            line.check(self.stable)
+            line.check_from(self.stable)
 
 
-class _Line:
+class _Line(Layers):
     """What is not final of one payload: the input's events, and the canonical ones."""
 
-    __slots__ = ("_steps", "by_end", "by_start", "due", "held")
+    __slots__ = ("due", "held")
 
     def __init__(self) -> None:
+        super().__init__()
         self.held: list[Interval] = []
         """(end, start) of the input's events, sorted, as often as each is there."""
-        self.by_end: list[Interval] = []
-        """(end, start) of the canonical events, sorted: of equal ends the outermost is first."""
-        self.by_start: list[Interval] = []
-        """(start, end) of the same, sorted: of equal starts the outermost is last."""
         self.due = INFINITY + 1
-        self._steps = 0
 
-    def raised(self, x: int, y: int) -> tuple[list[Interval], list[Interval]]:
-        """The canonical events that go and that come when f rises by 1 on [x, y)."""
-        gone: list[Interval] = []
-        come: list[Interval] = []
-        start, end = x, y
-        if (before := _first(self.by_end, x)) is not None:  # it ends at x no more
-            start = before
-            gone.append((start, x))
-        for w in self._ends(x, y):
-            outer = _first(self.by_end, w)
-            assert outer is not None
-            if outer < x:
-                gone.append((outer, w))
-                come.append((start, w))
-                start = outer
-        if (behind := _last(self.by_start, y)) is not None:  # it starts at y no more
-            end = behind
-            gone.append((y, end))
-        for u in self._starts(x, y):
-            outer = _last(self.by_start, u)
-            assert outer is not None
-            if outer > y:
-                gone.append((u, outer))
-                come.append((u, end))
-                end = outer
-        come.append((start, end))
-        return gone, come
-
-    def lowered(self, x: int, y: int) -> tuple[list[Interval], list[Interval]]:
-        """The same when f falls by 1 on [x, y), where it is at least 1."""
-        gone: list[Interval] = []
-        come: list[Interval] = []
-        end = x
-        for w in self._ends(x, y):
-            inner = _at_most(self.by_end, w, x)
-            if inner is not None:
-                gone.append((inner, w))
-                come.append((inner, end))
-                end = w
-        whole_start, whole_end = self._innermost_over(x, y)
-        gone.append((whole_start, whole_end))
-        come.append((whole_start, end))
-        start = y
-        for u in self._starts(x, y):
-            inner = _at_least(self.by_start, u, y)
-            if inner is not None:
-                gone.append((u, inner))
-                come.append((start, inner))
-                start = u
-        come.append((start, whole_end))
-        return gone, [(start, end) for start, end in come if start < end]
-
-    def _innermost_over(self, x: int, y: int) -> Interval:
-        for z in self._ends(y - 1, INFINITY + 1):
-            start = _at_most(self.by_end, z, x)
-            if start is not None:
-                return start, z
-        raise AssertionError("Y3: a part of an event that is held is in no canonical one")
-
-    def _ends(self, x: int, y: int) -> Iterator[int]:
-        """The ends of canonical events strictly between x and y, rising, each once."""
-        at, keys = bisect_left(self.by_end, (x + 1, START)), self.by_end
-        while at < len(keys) and keys[at][0] < y:
-            self._steps += 1
-            yield keys[at][0]
-            at = bisect_left(keys, (keys[at][0] + 1, START), at)
-
-    def _starts(self, x: int, y: int) -> Iterator[int]:
-        """The starts of canonical events strictly between x and y, falling, each once."""
-        at, keys = bisect_left(self.by_start, (y, START)) - 1, self.by_start
-        while at >= 0 and keys[at][0] > x:
-            self._steps += 1
-            yield keys[at][0]
-            at = bisect_left(keys, (keys[at][0], START), 0, at) - 1
-
-    def take_steps(self) -> int:
-        """Boundaries looked at since the last call."""
-        steps, self._steps = self._steps, 0
-        return steps
-
-    def add(self, start: int, end: int) -> None:
-        """Adds a canonical event. Complexity: O(canonical events), a memory move."""
-        insort(self.by_end, (end, start))
-        insort(self.by_start, (start, end))
-
-    def discard(self, start: int, end: int) -> None:
-        """Removes a canonical event that is there. Complexity: likewise."""
-        _discard(self.by_end, (end, start))
-        _discard(self.by_start, (start, end))
-
-    def forget(self, c: int) -> int:
+    def let_go(self, c: int) -> int:
         """Drops what ended before c; returns how many events of the input that were."""
         final = bisect_left(self.held, (c, START))
         del self.held[:final]
-        canonical = bisect_left(self.by_end, (c, START))
-        for end, start in self.by_end[:canonical]:
-            _discard(self.by_start, (start, end))
-        del self.by_end[:canonical]
+        self.forget(c)
         return final
 
-    def check(self, c: int) -> None:
+    def check_from(self, c: int) -> None:
         """Asserts Y1 to Y3 of one payload, c being the output's stable point."""
+        self.check()
         assert self.held == sorted(self.held), "Y1: held is sorted"
-        assert self.by_end == sorted(self.by_end), "Y2: by_end is sorted"
-        assert self.by_start == sorted((s, e) for e, s in self.by_end), "Y2: by_start is the same"
         assert len(self.by_end) <= len(self.held), "Y2: more canonical events than events"
         assert all(end >= c for end, _ in self.by_end), "Y2: holds what is final"
         assert _steps_from(self.held, c) == _steps_from(self.by_end, c), "Y3: another f"
-        starts = {start for _, start in self.by_end}
-        assert starts.isdisjoint(end for end, _ in self.by_end), "an event ends where one starts"
-        for end, start in self.by_end:
-            for other_end, other in self.by_end:
-                assert not start < other < end < other_end, "neither nested nor apart"
 
 
 def _packed(lines: list[tuple[Hashable, _Line]]) -> _Saved:
     return [(portable(payload), line.held, line.by_end) for payload, line in lines]
-
-
-def _paired(
-    gone: list[Interval], come: list[Interval]
-) -> Iterator[tuple[int, list[int], list[int]]]:
-    """Per start the ends that go and those that come, without those that do both."""
-    ends: dict[int, tuple[list[int], list[int]]] = {}
-    for start, end in gone:
-        ends.setdefault(start, ([], []))[0].append(end)
-    for start, end in come:
-        old, new = ends.setdefault(start, ([], []))
-        if end in old:
-            old.remove(end)
-        else:
-            new.append(end)
-    for start, (old, new) in ends.items():
-        yield start, old, new
 
 
 def _steps_from(ends_and_starts: list[Interval], c: int) -> dict[int, int]:
@@ -495,35 +342,6 @@ def _steps_from(ends_and_starts: list[Interval], c: int) -> dict[int, int]:
     return {t: change for t, change in steps.items() if change}
 
 
-# Sorted lists of pairs
-
-
 def _has(pairs: list[Interval], pair: Interval) -> bool:
     at = bisect_left(pairs, pair)
     return at < len(pairs) and pairs[at] == pair
-
-
-def _discard(pairs: list[Interval], pair: Interval) -> None:
-    at = bisect_left(pairs, pair)
-    assert pairs[at] == pair, f"{pair} is not there"
-    del pairs[at]
-
-
-def _first(pairs: list[Interval], key: int) -> int | None:
-    """The least partner of a key."""
-    return _at_least(pairs, key, START)
-
-
-def _last(pairs: list[Interval], key: int) -> int | None:
-    """The greatest partner of a key."""
-    return _at_most(pairs, key, INFINITY)
-
-
-def _at_least(pairs: list[Interval], key: int, least: int) -> int | None:
-    at = bisect_left(pairs, (key, least))
-    return pairs[at][1] if at < len(pairs) and pairs[at][0] == key else None
-
-
-def _at_most(pairs: list[Interval], key: int, most: int) -> int | None:
-    at = bisect_right(pairs, (key, most)) - 1
-    return pairs[at][1] if at >= 0 and pairs[at][0] == key else None

@@ -6,5 +6,5 @@ in all but their meaning, as Structured Streaming jobs that write topics of elem
 
 What is decided about a batch is in `bucket`, `lateness` and the operators (`windows`, `airborne`),
 which need no Spark; `pipeline` makes a job of them, `running` a process. The queries that
-come along are in `catalogue`; docs/queries.md makes one of one's own.
+come along are in `catalogue`; docs/replicas.md makes one of one's own.
 """

@@ -1,4 +1,4 @@
-"""The examples of docs/queries.md do what the page shows, and its tables what the code does."""
+"""The examples of docs/replicas.md do what the page shows, and its tables what the code does."""
 
 import re
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from tests.spark.pages import run_page
 from tests.spark.queries.reference import text
 from tests.spark.queries.topics import merge_of
 
-PAGE = "docs/queries.md"
+PAGE = "docs/replicas.md"
 
 
 @pytest.mark.full

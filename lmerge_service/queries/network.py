@@ -1,0 +1,188 @@
+"""A network of operators: how a physical plan runs.
+
+Theory
+    The operators stand in topological order; each input of one is a source of the network or an
+    earlier operator, and an operator may feed several (a shared part of the plan). A batch passes
+    operator by operator: all that one emits goes, per port, into those it feeds, at once. So a
+    diamond is inconsistent only within a call, and the netting at the top takes out what that
+    leaves.
+
+    >>> from lmerge_service.elements import Insert, Stable
+    >>> from lmerge_service.queries.operators.stateless import Select
+    >>> from lmerge_service.queries.operators.union import Union
+    >>> twice = Network([
+    ...     Part(Select(lambda row: row > 1), ["numbers"]),
+    ...     Part(Union(2), [0, "numbers"]),
+    ... ])
+    >>> for element in twice.process_batch("numbers", [Insert(1, 0, 9), Insert(2, 0, 9)]):
+    ...     print(element)
+    Insert(payload=2, vs=0, ve=9)
+    Insert(payload=1, vs=0, ve=9)
+    Insert(payload=2, vs=0, ve=9)
+
+Cost
+    That of its operators, and O(1) for each element that passes from one to the next.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from lmerge_service.core.snapshots import sealed, unsealed
+from lmerge_service.elements import Adjust, Element
+from lmerge_service.errors import StateError
+from lmerge_service.queries.netting import net
+from lmerge_service.queries.operators.protocol import Operator
+
+__all__ = ("Flow", "Network", "Part")
+
+
+class Part(NamedTuple):
+    """One operator, and what feeds each of its ports: the name of a source, or the position of an
+    earlier operator."""
+
+    operator: Operator
+    feeds: Sequence[str | int]
+
+
+class Flow(msgspec.Struct):
+    """What has passed one operator since the network began."""
+
+    taken: int = 0
+    """Elements in."""
+    emitted: int = 0
+    """Elements out, adjusts and stables among them."""
+    adjusts: int = 0
+    """Adjusts out."""
+    nanoseconds: int = 0
+    """Time spent in it, if the network has a clock."""
+
+
+class _Saved(msgspec.Struct, array_like=True):
+    fingerprint: str
+    flows: list[Flow]
+
+
+class Network:
+    """Operators that feed each other; the last is the top, whose output is the network's.
+
+    `fingerprint` names the plan, so that no state is taken for another plan's; `clock` gives
+    nanoseconds, to count the time per operator.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        fingerprint: str = "",
+        clock: Callable[[], int] | None = None,
+    ) -> None:
+        self.operators = [part.operator for part in parts]
+        self.flows = [Flow() for _ in parts]
+        self.fingerprint = fingerprint
+        self._clock = clock
+        self._fed: dict[str | int, list[tuple[int, int]]] = {}
+        for at, (operator, feeds) in enumerate(parts):
+            if len(feeds) != operator.ports:
+                raise ValueError(f"operator {at} has {operator.ports} ports, {len(feeds)} feeds")
+            for port, feed in enumerate(feeds):
+                if isinstance(feed, int) and not 0 <= feed < at:
+                    raise ValueError(f"operator {at} is fed by {feed}, which is not before it")
+                self._fed.setdefault(feed, []).append((at, port))
+
+    @property
+    def sources(self) -> list[str]:
+        """The names of what feeds the network."""
+        return [feed for feed in self._fed if isinstance(feed, str)]
+
+    @property
+    def stable(self) -> int:
+        """The stable point of the output."""
+        return self.operators[-1].stable
+
+    def __len__(self) -> int:
+        """How many entries of state all operators hold."""
+        return sum(len(operator) for operator in self.operators)
+
+    def process(self, source: str, element: Element) -> list[Element]:
+        """The net change of the output by one element of a source."""
+        return self.process_batch(source, (element,))
+
+    def process_batch(self, source: str, elements: Iterable[Element]) -> list[Element]:
+        """The net change of the output by many elements of a source, and its stable if it rises.
+
+        Raises:
+            KeyError: the network has no such source.
+        """
+        waiting: dict[int, dict[int, Iterable[Element]]] = {}
+        for at, port in self._fed[source]:
+            waiting.setdefault(at, {})[port] = elements
+        top = len(self.operators) - 1
+        for at in range(top):
+            if (given := waiting.pop(at, None)) and (emitted := self._run(at, given)):
+                for fed, port in self._fed.get(at, ()):
+                    waiting.setdefault(fed, {})[port] = emitted
+        return self._run(top, waiting[top]) if waiting else []
+
+    def process_batches(self, given: Mapping[str, Iterable[Element]]) -> list[Element]:
+        """The same for batches of several sources, one after the other, netted together."""
+        return net([e for name, batch in given.items() for e in self.process_batch(name, batch)])
+
+    def _run(self, at: int, given: Mapping[int, Iterable[Element]]) -> list[Element]:
+        operator, flow, clock = self.operators[at], self.flows[at], self._clock
+        begun = clock() if clock else 0
+        emitted: list[Element] = []
+        for port in sorted(given):
+            batch = given[port] if isinstance(given[port], list) else list(given[port])
+            flow.taken += len(batch)  # type: ignore[arg-type]
+            emitted += operator.process_batch(batch, port)
+        if len(given) > 1:
+            emitted = net(emitted)
+        flow.emitted += len(emitted)
+        flow.adjusts += sum(1 for element in emitted if type(element) is Adjust)
+        if clock:
+            flow.nanoseconds += clock() - begun
+        return emitted
+
+    def snapshot(self) -> bytes:
+        """The state of all operators, behind a digest.
+
+        Raises:
+            StateError: a payload is of a kind that would not come back as it was.
+        """
+        head = msgspec.msgpack.encode(_Saved(self.fingerprint, self.flows))
+        return sealed([head, *(operator.snapshot() for operator in self.operators)])
+
+    def restore(self, saved: bytes) -> None:
+        """Takes over the state of which `saved` is a snapshot, in place of its own.
+
+        Raises:
+            StateError: the bytes are damaged, or of another plan.
+        """
+        head, *parts = unsealed(saved)
+        try:
+            whole = msgspec.msgpack.decode(head, type=_Saved)
+        except msgspec.MsgspecError as error:
+            raise StateError(f"the snapshot is damaged: {error}") from error
+        if whole.fingerprint != self.fingerprint or len(parts) != len(self.operators):
+            raise StateError(
+                f"the snapshot is of the plan {whole.fingerprint!r} with {len(parts)} operators; "
+                f"this is {self.fingerprint!r} with {len(self.operators)}"
+            )
+        self.flows = whole.flows
+        for operator, part in zip(self.operators, parts, strict=True):
+            operator.restore(part)
+
+    def check(self) -> None:
+        """Asserts the invariants of every operator, and that none met an illegal element: below
+        the top of a plan that would be a bug."""
+        for operator in self.operators:
+            operator.check()
+            assert not operator.refused, f"{type(operator).__name__}: {operator.refused}"
+
+    def stats(self) -> list[dict[str, Any]]:
+        """Per operator its class, what has passed it, and what it holds."""
+        return [
+            {"operator": type(operator).__name__, "held": len(operator)} | msgspec.to_builtins(flow)
+            for operator, flow in zip(self.operators, self.flows, strict=True)
+        ]
