@@ -31,6 +31,17 @@ class TableRecord(Protocol):
     def headers(self) -> Any: ...
 
 
+def _incarnation(record: TableRecord) -> int:
+    return int(dict(record.headers).get("lmerge-incarnation", 0))
+
+
+def _latest(output: Iterable[TableRecord]) -> list[TableRecord]:
+    """Those of the last incarnation."""
+    records = list(output)
+    last = max(map(_incarnation, records), default=0)
+    return [each for each in records if _incarnation(each) == last]
+
+
 def _text(payload: Any) -> str:
     return json.dumps(payload, sort_keys=True)
 
@@ -49,6 +60,8 @@ class TableView:
     """What `lmerge-output-from` of the last record is; None: it had none."""
     contains_to: int | None = None
     """What `lmerge-output-to` of the last record is."""
+    incarnation: int = 0
+    """Of the output, by the last record."""
     seen: int = 0
 
     def load(self, record: TableRecord) -> None:
@@ -59,6 +72,8 @@ class TableView:
         assert (start is None) == (end is None), headers
         self.follow_from = None if start is None else int(start)
         self.contains_to = None if end is None else int(end)
+        if _incarnation(record) > self.incarnation:
+            self.rows, self.incarnation = {}, _incarnation(record)
         self.seen += 1
         if record.value is None:
             self.rows.pop(record.key, None)
@@ -79,17 +94,19 @@ class TableView:
 
     def followed(self, output: Iterable[TableRecord], *, start: int) -> TopicEvents:
         """What they become with the output's records from an offset on, as upserts: what is not
-        there cannot be revised, and is not removed."""
-        events = self.events()
+        there cannot be revised, and is not removed. Where the output starts over, so do they."""
+        events, incarnation = self.events(), self.incarnation
         keyed = not any("n" in json.loads(key) for key in self.rows)
         for record in output:
             if record.offset >= start and record.value is not None:
+                if _incarnation(record) > incarnation:
+                    events, incarnation = Counter(), _incarnation(record)
                 _apply(events, json.loads(record.value), keyed=keyed)
         return +events
 
     def stable(self, output: Iterable[TableRecord]) -> int:
-        """The highest stable in the output."""
-        stables = (json.loads(r.value) for r in output if r.value is not None)
+        """The highest stable in the output's last incarnation."""
+        stables = (json.loads(r.value) for r in _latest(output) if r.value is not None)
         return max((_end(e, "vc") for e in stables if e["op"] == "stable"), default=START)
 
 
@@ -110,9 +127,9 @@ def _apply(events: TopicEvents, element: Mapping[str, Any], *, keyed: bool) -> N
 
 
 def reconstituted(output: Iterable[TableRecord], *, keyed: bool) -> TopicEvents:
-    """What the whole output is."""
+    """What the whole output is, in its last incarnation."""
     events: TopicEvents = Counter()
-    for record in output:
+    for record in _latest(output):
         if record.value is not None:
             _apply(events, json.loads(record.value), keyed=keyed)
     return +events

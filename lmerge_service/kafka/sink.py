@@ -196,7 +196,7 @@ class Sink:
             return []
         span = await _span_of(output, outbox.begins)
         headers = offset_headers(*span) if outbox.has_offsets else []
-        batches = self._batches(outbox.rows, headers)
+        batches = self._batches(outbox.rows, [*outbox.headers, *headers])
         return [await self._send(self._table, each) for each in batches]
 
     async def _send(self, to: TopicPartition, batch: BatchBuilder) -> "_Sent":

@@ -311,8 +311,9 @@ class MemorySink:
         state = await self._produce(self._state, [(k, v, ()) for k, v in outbox.state])
         if self._table is not None and outbox.rows:
             span = (outbox.begins, outbox.begins) if output is None else (output[0], output[1])
-            headers = offset_headers(*span) if outbox.has_offsets else ()
-            await self._produce(self._table, [(k, v, headers) for k, v in outbox.rows])
+            offsets = offset_headers(*span) if outbox.has_offsets else []
+            all_of_them = [*headers, *offsets]
+            await self._produce(self._table, [(k, v, all_of_them) for k, v in outbox.rows])
             outbox.require_table()
         if provided is not None:
             await provided()
