@@ -10,9 +10,10 @@ Theory
 
     A table that *begins* is filled with the events that are live, some in each transaction, while
     the topic is read from its beginning (`sweep`): rows of events that are not live are removed.
-    With the transaction that ends both, it is *whole*. Only then do records have offsets in their
-    headers, by which readers see that they may begin. So whatever the topic held before, nothing of
-    that stays which is wrong, and a task that is killed meanwhile begins once more.
+    With the first transaction after both have ended, it is *whole*. Only then do records have
+    offsets in their headers, by which readers see that they may begin. So whatever the topic held
+    before, nothing of that stays which is wrong, and a task that is killed meanwhile begins once
+    more.
 
     A table that cannot be written is left out, as dead letters are, and begins once it can be. A
     topic that is deleted is missed before it is made again (`internal_topics`); a transaction that
@@ -95,6 +96,8 @@ class TableWriter:
         self._begins = True
         """It is filled with what is live at the next transaction's end; until then nothing else
         changes it."""
+        self._is_complete = False
+        """All that was to be filled or swept is in an earlier transaction."""
         self._last: Row | None = None
         """The last record of a table that is not whole."""
         if state.missed and (multiset or not self._fits(state.table)):
@@ -133,6 +136,7 @@ class TableWriter:
         if not self._begins:
             log.warning("table begins", topic=self.topic, why=why)
         self._begins, self.is_whole, self.is_swept = True, False, False
+        self._is_complete = False
         self.beginnings += 1
         self._rows.rows.clear()
         self.samples, self._last = (), None
@@ -176,8 +180,13 @@ class TableWriter:
         return gathered
 
     def _not_whole(self, gathered: list[Row]) -> list[Row]:
-        """The last record of the topic must have offsets, once it is whole."""
-        self.is_whole = self.is_swept and not self._rows.filling
+        """The last record of the topic must have offsets, once it is whole. That is with a
+        transaction that neither fills nor sweeps it: who stops within it has all but what the
+        output has as well."""
+        self.is_whole, self._is_complete = (
+            self._is_complete,
+            self.is_swept and not self._rows.filling,
+        )
         if self.is_whole:
             log.info("table whole", topic=self.topic)
             if not gathered and self._last is not None:
