@@ -35,10 +35,10 @@ def _incarnation(record: TableRecord) -> int:
     return int(dict(record.headers).get("lmerge-incarnation", 0))
 
 
-def _latest(output: Iterable[TableRecord]) -> list[TableRecord]:
-    """Those of the last incarnation."""
+def _latest(output: Iterable[TableRecord], least: int = 0) -> list[TableRecord]:
+    """Those of the last incarnation, which is `least` at the least: it may have none yet."""
     records = list(output)
-    last = max(map(_incarnation, records), default=0)
+    last = max(least, *map(_incarnation, records), 0)
     return [each for each in records if _incarnation(each) == last]
 
 
@@ -106,7 +106,8 @@ class TableView:
 
     def stable(self, output: Iterable[TableRecord]) -> int:
         """The highest stable in the output's last incarnation."""
-        stables = (json.loads(r.value) for r in _latest(output) if r.value is not None)
+        records = _latest(output, self.incarnation)
+        stables = (json.loads(r.value) for r in records if r.value is not None)
         return max((_end(e, "vc") for e in stables if e["op"] == "stable"), default=START)
 
 
@@ -126,10 +127,13 @@ def _apply(events: TopicEvents, element: Mapping[str, Any], *, keyed: bool) -> N
         events[payload, vs, ve] += 1
 
 
-def reconstituted(output: Iterable[TableRecord], *, keyed: bool) -> TopicEvents:
-    """What the whole output is, in its last incarnation."""
+def reconstituted(
+    output: Iterable[TableRecord], *, keyed: bool, incarnation: int = 0
+) -> TopicEvents:
+    """What the whole output is, in its last incarnation, which may have begun already without a
+    record."""
     events: TopicEvents = Counter()
-    for record in _latest(output):
+    for record in _latest(output, incarnation):
         if record.value is not None:
             _apply(events, json.loads(record.value), keyed=keyed)
     return +events

@@ -80,7 +80,7 @@ class TableReaders:
             commit = CommitRecord() if mark is None else CommitRecord.of(mark.value)
             view = self._view(found[0], partition)
             if commit.table is not None and commit.table.topic_id == found[0]:
-                self._compare(partition, view)
+                self._compare(partition, view, commit.output.incarnation)
 
     def _is_settled(self, partition: int) -> bool:
         """No transaction is under way, which may have part of its records only."""
@@ -100,7 +100,7 @@ class TableReaders:
         self._views[topic_id, partition] = view, end
         return view
 
-    def _compare(self, partition: int, view: TableView) -> None:
+    def _compare(self, partition: int, view: TableView, incarnation: int) -> None:
         records = self._output.setdefault(partition, [])
         tp = TopicPartition(self.topology.output.topic, partition)
         start = records[-1].offset + 1 if records else 0
@@ -108,7 +108,7 @@ class TableReaders:
             start = max(start, self.broker.beginning(tp))
             records += self.broker.fetch(tp, start, 1_000_000)[0]
         self.seen["table judged"] += 1
-        events = reconstituted(records, keyed=True)
+        events = reconstituted(records, keyed=True, incarnation=incarnation)
         self.seen["table forgets"] += bool(events - view.events())
         missing = live(events, view.stable(records)) - view.events()
         stale = view.events() - events
@@ -176,7 +176,7 @@ class TableReaders:
             if upto < view.contains_to:
                 continue
             prefix = [each for each in records if each.offset < upto]
-            events = reconstituted(prefix, keyed=True)
+            events = reconstituted(prefix, keyed=True, incarnation=view.incarnation)
             have = view.followed(prefix, start=start)
             missing, stale = live(events, view.stable(prefix)) - have, have - events
             if missing or stale:
