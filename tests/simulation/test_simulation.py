@@ -44,7 +44,7 @@ from tests.simulation.memory import BrokerError
 from tests.simulation.simulate import Run, command, simulate
 
 VALID = Outcome.VALID
-SEEDS = range(60)
+SEEDS = range(63)
 
 
 def assert_good(seed: int) -> Run:

@@ -17,7 +17,7 @@ Invariants
         records before it. Whoever folds may be slow, be killed, or be two: what comes late holds
         nothing.
     F2  The ledger of a fold and of the records behind it is the ledger of all records.
-    F3  What cannot be decoded raises `ElementError` and nothing else, and says what to do.
+    F3  What cannot be decoded raises `ElementError` and nothing else, with what to do.
 
 Cost
     300 bytes a decision, of the last 1,000; 3 ms to encode, 10 ms to decode.
