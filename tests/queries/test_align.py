@@ -162,6 +162,14 @@ def test_what_was_retracted_while_it_was_held_holds_nothing() -> None:
     align.check()
 
 
+def test_restored_it_waits_for_the_same() -> None:
+    align, restored = Align(5), Align(5)
+    align.process_batch([Insert("a", 3, 20), Insert("b", 6, 8), Stable(10)])
+    restored.restore(align.snapshot())
+    restored.check()
+    assert len(restored) == 2
+
+
 def test_a_negative_blocking_time_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 0"):
         Align(-1)
