@@ -8,6 +8,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.metadata import version
@@ -141,7 +142,8 @@ def main() -> None:
         spark_merge.run(options.events, options.live, report)
     elif options.what == "queries":
         quieten_garbage_collector()
-        queries.run(options.runs, options.elements, options.live, report)
+        clock = time.process_time if options.cpu else time.perf_counter
+        queries.run(options.runs, options.elements, options.live, report, clock)
     else:
         _run(options.only, options.runs, options.elements, report)
     if options.json:
@@ -199,6 +201,9 @@ def _add_queries(what: _Subparsers) -> None:
     of_queries.add_argument("--elements", type=int, default=400_000, help="elements (400,000)")
     of_queries.add_argument(
         "--live", type=int, nargs="*", default=[1_000, 10_000, 100_000], help="live events"
+    )
+    of_queries.add_argument(
+        "--cpu", action="store_true", help="CPU time of all threads, on a machine that is busy"
     )
     of_queries.add_argument("--json", action="store_true", help="print JSON")
 

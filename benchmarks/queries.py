@@ -32,6 +32,7 @@ from lmerge_service.queries.plan import Query, count, elements, facts, hopping, 
 __all__ = ("delays", "flight_batches", "run")
 
 Report = Callable[[str, str, Sequence[float]], None]
+Clock = Callable[[], float]
 Batches = list[tuple[str, list[Element]]]
 
 _BATCH: Final = 4_000
@@ -62,14 +63,15 @@ class _Rates:
     """Rates of one kind of work by who does it, run after run."""
 
     taken: int
+    clock: Clock
     values: dict[str, list[float]] = field(default_factory=dict)
 
     def time(self, who: str, work: Callable[[], int]) -> None:
         """Times a piece of work; it returns how many elements or rows it has put out."""
         gc.collect()
-        begun = time.perf_counter()
+        begun = self.clock()
         emitted = work()
-        took = time.perf_counter() - begun
+        took = self.clock() - begun
         self.values.setdefault(who, []).append(self.taken / took)
         if emitted > 2 * self.taken:
             self.values.setdefault(f"{who}, out", []).append(emitted / took)
@@ -79,7 +81,13 @@ class _Rates:
             report(f"{name}: {who}", "elements/s", values)
 
 
-def run(runs: int, size: int, live: Sequence[int], report: Report) -> None:
+def run(
+    runs: int,
+    size: int,
+    live: Sequence[int],
+    report: Report,
+    clock: Clock = time.perf_counter,
+) -> None:
     """Each measure so many times, over about `size` elements, or beside so many live events."""
     given = _flights(size)
     facts_in = flight_batches(size)
@@ -90,6 +98,7 @@ def run(runs: int, size: int, live: Sequence[int], report: Report) -> None:
         late,
         facts_in,
         report,
+        clock,
         bytewax=lambda: _bytewax_select(given),
         polars=_polars_select(given),
     )
@@ -99,28 +108,30 @@ def run(runs: int, size: int, live: Sequence[int], report: Report) -> None:
         delays,
         facts_in,
         report,
+        clock,
         bytewax=lambda: _bytewax_windows(given),
         polars=_polars_windows(given),
     )
     mine = _batches("left", [Insert((n, "one"), n, n + _ALIVE) for n in range(half)])
     theirs = _batches("right", [Insert((n, "two"), n, n + _ALIVE) for n in range(half)])
-    _alternating("equi-join, one match each", runs, pairs, _in_turns(mine, theirs), report)
+    _alternating("equi-join, one match each", runs, pairs, _in_turns(mine, theirs), report, clock)
     _alternating(
         f"snapshot count, {_ALIVE} alive",
         runs,
         alive,
         _batches("rows", [Insert((n % 1_000,), n, n + _ALIVE) for n in range(some)]),
         report,
+        clock,
         polars=_polars_snapshots(some),
     )
     # Events of a payload overlap by half; the other input has a fifth of the time.
     ours = _batches("rows", [Insert((n % 1_000,), n, n + 1_500) for n in range(half)])
     less = _batches("others", [Insert((n % 1_000,), n + 300, n + 600) for n in range(half)])
-    _alternating("distinct", runs, distinct, ours, report)
+    _alternating("distinct", runs, distinct, ours, report, clock)
     for name, query in {"intersect": both, "except_all": rest}.items():
-        _alternating(name, runs, query, _in_turns(ours, less), report)
+        _alternating(name, runs, query, _in_turns(ours, less), report, clock)
     for name, query in {"join": pairs, "snapshot count": alive, "except_all": rest}.items():
-        _stables(name, query, live, report)
+        _stables(name, query, live, report, clock)
     for name, query in {
         "join": pairs,
         "snapshot count": alive,
@@ -170,9 +181,10 @@ def _alternating(
     query: Query,
     batches: Batches,
     report: Report,
+    clock: Clock,
     **libraries: Callable[[], int] | None,
 ) -> None:
-    rates = _Rates(sum(len(batch) - 1 for _, batch in batches))
+    rates = _Rates(sum(len(batch) - 1 for _, batch in batches), clock)
     for _ in range(runs):
         rates.time("ours", lambda: _fed(build(query), batches))
         for library, work in libraries.items():
@@ -188,19 +200,19 @@ def _fed(network: Network, batches: Batches) -> int:
 # What a stable costs, and an event that lives
 
 
-def _stables(name: str, query: Query, live: Sequence[int], report: Report) -> None:
+def _stables(name: str, query: Query, live: Sequence[int], report: Report, clock: Clock) -> None:
     """How fast stables are, each behind one event that ends, beside so many that live on."""
     rates: dict[int, list[float]] = {each: [] for each in live}
     for _ in range(3):
         for each in live:
-            rates[each].append(_rate_of_stables(query, each, min(4_000, live[-1])))
+            rates[each].append(_rate_of_stables(query, each, min(4_000, live[-1]), clock))
     for each, values in rates.items():
         report(f"stables beside {each:,} live events: {name}", "stables/s", values)
     ratio = median(rates[live[-1]]) / median(rates[live[0]])
     report(f"stables, {live[-1]:,} live events to {live[0]:,}: {name}", "", [ratio])
 
 
-def _rate_of_stables(query: Query, live: int, steps: int) -> float:
+def _rate_of_stables(query: Query, live: int, steps: int, clock: Clock) -> float:
     network = _holding(query, live)
     first = live + 1
     sources = network.sources
@@ -210,9 +222,9 @@ def _rate_of_stables(query: Query, live: int, steps: int) -> float:
         fed.append((sources[0], [event, Stable(first + n)]))
         fed += [(source, [Stable(first + n)]) for source in sources[1:]]
     gc.collect()
-    begun = time.perf_counter()
+    begun = clock()
     _fed(network, fed)
-    return steps / (time.perf_counter() - begun)
+    return steps / (clock() - begun)
 
 
 def _holding(query: Query, live: int) -> Network:

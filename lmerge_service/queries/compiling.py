@@ -39,6 +39,7 @@ from lmerge_service.queries.trees import (
     Cast,
     Coalesce,
     IsNull,
+    Kinds,
     Literal,
     Name,
     Not,
@@ -142,6 +143,7 @@ class _Writer:
         }
         self.lines: list[str] = []
         self._schema = schema
+        self._kinds = Kinds(schema)
         self._faults = faults
         self._depth = 0
         self._next = 0
@@ -303,7 +305,7 @@ class _Writer:
         )
 
     def _kind(self, tree: Tree) -> Kind | None:
-        return inferred(tree, self._schema)
+        return self._kinds.of(tree)
 
     def _constant(self, value: object) -> str:
         return repr(value) if value is None or type(value) is bool else self._bind(value)

@@ -11,7 +11,6 @@ Theory
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from keyword import iskeyword
 from typing import Any, Final, Union
 
@@ -28,6 +27,7 @@ __all__ = (
     "Cast",
     "Coalesce",
     "IsNull",
+    "Kinds",
     "Literal",
     "Name",
     "Not",
@@ -198,18 +198,40 @@ def inferred(tree: Tree, schema: Schema, where: str = "") -> Kind | None:
         ConfigurationError: a column isn't there, or kinds don't fit; the message names `where`,
             which is the tree itself unless given.
     """
-    return _Kinds(schema, where or _printed(tree)).of(tree)
+    return Kinds(schema, where or tree).of(tree)
 
 
-@dataclass(frozen=True, slots=True)
-class _Kinds:
-    schema: Schema
-    where: str
+class Kinds:
+    """The kinds of trees over rows of one schema, each inferred once.
+
+    `where` is named by errors: a text, or the tree that all others are part of.
+    """
+
+    __slots__ = ("_found", "schema", "where")
+
+    def __init__(self, schema: Schema, where: "str | Tree" = "") -> None:
+        self.schema = schema
+        self.where = where
+        self._found: dict[int, tuple[Tree, Kind | None]] = {}
+        """By identity: to hash a tree takes as long as to look through it."""
 
     def of(self, tree: Tree) -> Kind | None:
+        """The kind of a tree; None of null alone.
+
+        Raises:
+            ConfigurationError: a column isn't there, or kinds don't fit.
+        """
+        found = self._found.get(id(tree))
+        if found is None:
+            found = self._found[id(tree)] = (tree, self._of(tree))
+        return found[1]
+
+    def _of(self, tree: Tree) -> Kind | None:
         match tree:
             case Name(name):
-                return self.schema.kind(name, self.where)
+                if name not in self.schema:
+                    self.schema.kind(name, str(self.where))
+                return self.schema.kind(name)
             case Literal(kind=kind):
                 return kind
             case IsNull(of):

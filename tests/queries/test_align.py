@@ -142,13 +142,32 @@ def test_events_that_start_together_leave_together_in_the_order_of_their_payload
     assert align.process(Insert("z", 3, 4)) == [Insert(p, 1, 9) for p in ("a", "b", "c")]
 
 
-def test_a_release_raises_the_stable_that_waited_for_it() -> None:
-    align = Align(2)
-    assert align.process_batch([Insert("a", 3, 20), Insert("b", 4, 6)]) == []
+def test_a_release_raises_the_stable_and_takes_what_is_final_along() -> None:
+    align = Align(5)
+    assert align.process_batch([Insert("a", 3, 20), Insert("b", 6, 8)]) == []
     assert align.process(Stable(10)) == [Stable(3)]
     assert align.process(Insert("c", 10, 12)) == [
-        Insert("a", 3, 20), Insert("b", 4, 6), Stable(10)
-    ]  # fmt: skip
+        Insert("a", 3, 20),
+        Insert("b", 6, 8),
+        Stable(10),
+    ]
+    align.check()
+
+
+def test_what_was_retracted_while_it_was_held_holds_nothing() -> None:
+    align = Align(5)
+    align.process_batch([Insert("a", 3, 20), Insert("b", 6, 20), Adjust("b", 6, 20, 6)])
+    assert align.process(Stable(10)) == [Stable(3)]
+    assert align.process(Insert("c", 10, 12)) == [Insert("a", 3, 20), Stable(10)]
+    align.check()
+
+
+def test_restored_it_waits_for_the_same() -> None:
+    align, restored = Align(5), Align(5)
+    align.process_batch([Insert("a", 3, 20), Insert("b", 6, 8), Stable(10)])
+    restored.restore(align.snapshot())
+    restored.check()
+    assert len(restored) == 2
 
 
 def test_a_negative_blocking_time_is_refused() -> None:

@@ -30,7 +30,7 @@ from tests.queries.streams import interleaved
 LEVELS: tuple[Emit, ...] = ("ordered", "on_watermark", "on_close")
 
 
-@seeds(150)
+@seeds(60)
 def test_networks_that_emit_on_update_mean_their_plan_after_every_element(seeds: range) -> None:
     for seed in seeds:
         rng = Random(seed)
@@ -42,7 +42,7 @@ def test_networks_that_emit_on_update_mean_their_plan_after_every_element(seeds:
 
 
 @pytest.mark.parametrize("emit", LEVELS)
-@seeds(50)
+@seeds(20)
 def test_networks_of_other_levels_mean_their_plan_before_their_stable(
     emit: Emit, seeds: range
 ) -> None:
@@ -55,7 +55,7 @@ def test_networks_of_other_levels_mean_their_plan_before_their_stable(
         check_batches(make, means(query), feeds, rng)
 
 
-@seeds(50)
+@seeds(20)
 def test_networks_of_mixed_choices(seeds: range) -> None:
     for seed in seeds:
         rng = Random(seed)
@@ -72,7 +72,7 @@ def test_networks_of_mixed_choices(seeds: range) -> None:
         check_promises(make, means(query), feeds, on_update=False)
 
 
-@seeds(60)
+@seeds(30)
 def test_interleaving_changes_no_final_result(seeds: range) -> None:
     for seed in seeds:
         rng = Random(seed)
@@ -93,7 +93,7 @@ def test_interleaving_changes_no_final_result(seeds: range) -> None:
 # Snapshots against SQLite
 
 
-@seeds(80)
+@seeds(60)
 def test_snapshots_are_the_relational_result_of_snapshots(seeds: range) -> None:
     for seed in seeds:
         rng = Random(seed)

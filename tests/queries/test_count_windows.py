@@ -191,6 +191,16 @@ def test_a_window_with_a_member_without_a_final_end_is_not_removed() -> None:
     ]
 
 
+def test_an_end_that_a_closed_window_does_not_see_may_move() -> None:
+    windows = make("lifetimes-right", 1, "start")
+    assert windows.process_batch([Insert(("g", 1), 3, 8), Stable(4)]) == [
+        Insert(("g", (3, 4, (1, 3, 4))), 3, 4),
+        Stable(4),
+    ]
+    assert windows.process(Adjust(("g", 1), 3, 8, 13)) == []
+    assert not windows.refused
+
+
 def test_what_its_state_shows_to_be_illegal_changes_nothing() -> None:
     for by in ("start", "end"):
         for name in USES:

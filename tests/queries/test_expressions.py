@@ -237,7 +237,7 @@ def same(one: Any, two: Any) -> bool:
     return type(one) is type(two) and one == two
 
 
-@seeds(800)
+@seeds(400)
 def test_compiled_expressions_give_what_they_mean(seeds: range) -> None:
     for seed in seeds:
         rng = Random(seed)
@@ -259,7 +259,7 @@ def test_compiled_expressions_give_what_they_mean(seeds: range) -> None:
                 assert drops(row) is (wanted is False), (str(drawn_one), row)
 
 
-@seeds(300)
+@seeds(200)
 def test_what_is_printed_is_the_python_that_builds_it(seeds: range) -> None:
     names = {name: getattr(expressions, name) for name in expressions.__all__}
     for seed in seeds:

@@ -388,6 +388,25 @@ def test_stables_cost_what_they_close(emit: Any) -> None:
     assert costs[0] == costs[1]
 
 
+def test_a_window_for_which_an_adjust_changes_nothing_is_not_touched() -> None:
+    windows = GridWindows(Grid(10), Count())
+    windows.process_batch([Insert("a", 1, 12), Insert("b", 25, 26)])
+    before = windows.touched
+    assert windows.process(Adjust("a", 1, 12, 13)) == []
+    assert windows.touched == before
+
+
+def test_what_has_waited_longer_enters_first_after_a_restart_too() -> None:
+    """Both wait for the window 20; "a" came first, but was scheduled for it last."""
+    windows = GridWindows(Grid(2, 10), Count(), key=lambda payload: payload, max_leap=0)
+    windows.process_batch([Insert("a", 1, 30), Insert("b", 13, 30), Stable(11)])
+    other = GridWindows(Grid(2, 10), Count(), key=lambda payload: payload, max_leap=0)
+    other.restore(windows.snapshot())
+    emitted = windows.process(Stable(21))
+    assert emitted == [Insert(("a", 1), 20, 22), Insert(("b", 1), 20, 22), Stable(20)]
+    assert other.process(Stable(21)) == emitted
+
+
 def test_a_batch_of_facts_is_folded_once_per_pane_and_group() -> None:
     costs = []
     for n in (500, 2_000):

@@ -33,8 +33,8 @@ def key(row: Any) -> Any:
     return row[0]
 
 
-def apart(left: Any, right: Any) -> bool:
-    return bool(left[1] != right[1])
+def below(left: Any, right: Any) -> bool:
+    return bool(left[1] < right[1])
 
 
 def joined(left: Any, right: Any) -> Any:
@@ -47,12 +47,12 @@ def padded(row: Any) -> Any:
 
 FORMS: dict[str, dict[str, Any]] = {
     "inner": {},
-    "inner_residual": {"residual": apart},
+    "inner_residual": {"residual": below},
     "left": {"left_only": padded},
-    "left_residual": {"left_only": padded, "residual": apart},
+    "left_residual": {"left_only": padded, "residual": below},
     "right": {"right_only": padded},
     "full": {"left_only": padded, "right_only": padded},
-    "full_residual": {"left_only": padded, "right_only": padded, "residual": apart},
+    "full_residual": {"left_only": padded, "right_only": padded, "residual": below},
 }
 each_form = pytest.mark.parametrize("form", FORMS)
 each_inner = pytest.mark.parametrize("form", [form for form in FORMS if "inner" in form])
@@ -207,6 +207,32 @@ def test_an_end_that_grows_again_is_found_by_what_comes_later() -> None:
     assert both.process(Insert(("k", 2), 5, 7), port=1) == [Insert(("k", 1, 2), 5, 7)]
 
 
+def test_what_ends_at_the_other_sides_stable_is_kept_beside_what_goes() -> None:
+    both = Join(key, key, combine=joined)
+    both.process_batch([Insert(("k", 1), 1, 4), Insert(("k", 1), 1, 5)])
+    both.process(Stable(5), port=1)
+    assert len(both) == 1
+    assert both.process(Insert(("k", 2), 5, 7), port=1) == []
+    assert both.process(Adjust(("k", 1), 1, 5, 6)) == [Insert(("k", 1, 2), 5, 6)]
+
+
+def test_of_equal_events_each_is_adjusted_by_itself() -> None:
+    both = Join(key, key, combine=joined)
+    both.process_batch([Insert(("k", 1), 1, 9), Insert(("k", 1), 1, 9), Insert(("k", 1), 1, 9)])
+    both.process(Adjust(("k", 1), 1, 9, 5))
+    assert both.process(Insert(("k", 2), 7, 8), port=1) == [Insert(("k", 1, 2), 7, 8)] * 2
+
+
+def test_what_only_a_part_can_know_to_be_illegal_changes_no_part() -> None:
+    """The inner join has no left events that end before the right side's stable."""
+    left = OuterJoin(key, key, left_only=padded)
+    left.process_batch([Insert(("k", 2), 1, 20), Stable(9)], port=1)
+    wrong = Adjust(("k", 1), 1, 4, 12)
+    assert left.process(wrong) == []
+    assert left.refused == [(0, BreachKind.UNKNOWN_EVENT, wrong)]
+    assert left.process(Insert(("k", 3), 10, 11), port=1) == []
+
+
 def test_what_the_own_state_shows_to_be_illegal_changes_nothing() -> None:
     for make in (make_and_means("inner")[0], make_and_means("full")[0]):
         both = make()
@@ -228,7 +254,7 @@ def fragile(left: Any, right: Any) -> bool:
     """A pure function that raises for some payloads."""
     if POISON in (left, right):
         raise ZeroDivisionError
-    return apart(left, right)
+    return below(left, right)
 
 
 POISON = ("k", -1)

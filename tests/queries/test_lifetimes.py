@@ -177,6 +177,7 @@ def test_times_beyond_int64_are_an_error_and_stables_stop_at_the_last() -> None:
     assert AlterLifetime(Shift(5)).process(Stable(last - 1)) == [Stable(last)]
     assert AlterLifetime(Shorten(5)).process(Stable(START + 2)) == []
     assert AlterLifetime(Quantise(5)).process(Stable(START + 1)) == []
+    assert Quantise(5).stable(START + 1) == Hop(5, 5).stable(START + 1) == START
 
 
 def test_what_has_begun_always_is_never_cut() -> None:

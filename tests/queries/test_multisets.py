@@ -142,7 +142,10 @@ def test_layers_take_any_change_at_once(seeds: range) -> None:
         layers, height = Layers(), Counter[int]()
         output = TDB()
         for _ in range(4):
-            new = Counter({t: rng.choice((0, 0, 1, 1, 2, 3)) for t in range(10)})
+            new = Counter(height)
+            first, last = sorted(rng.sample(range(11), 2)) if height else (0, 10)
+            for t in range(first, last):
+                new[t] = rng.choice((0, 0, 1, 1, 2, 3))
             found: list[list[tuple[int, int]]] = []
             change = 0
             for t in range(11):
@@ -159,6 +162,20 @@ def test_layers_take_any_change_at_once(seeds: range) -> None:
             height = new
             whole = TDB(("a", t, t + 1) for t in range(10) for _ in range(new[t]))
             assert output == combined("coalesce", whole)
+
+
+def test_what_is_cut_out_of_the_midst_of_nested_events() -> None:
+    """The innermost closes first, of equal ends, too; what opens behind takes the ends in order."""
+    layers = Layers()
+    for x in (1, 2):
+        layers.raised("a", x, 9)
+    assert layers.lowered("a", 3, 5) == [Adjust("a", 2, 9, 3), Insert("a", 5, 9)]
+    layers = Layers()
+    layers.raised("a", 1, 9)
+    layers.raised("a", 2, 8)
+    assert Counter(layers.changed("a", [(3, -2), (5, 1), (6, 1)])) == Counter(
+        [Adjust("a", 1, 9, 3), Adjust("a", 2, 8, 3), Insert("a", 5, 9), Insert("a", 6, 8)]
+    )
 
 
 @seeds(100)

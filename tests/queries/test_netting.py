@@ -48,6 +48,11 @@ def test_shorter_before_longer_before_new() -> None:
     ]
 
 
+def test_ends_that_go_and_come_pair_in_order() -> None:
+    batch: list[Element] = [Adjust("a", 1, 3, 9), Adjust("a", 1, 4, 7)]
+    assert net(batch) == [Adjust("a", 1, 3, 7), Adjust("a", 1, 4, 9)]
+
+
 def test_an_empty_change_is_no_element() -> None:
     assert net([Adjust("a", 1, 5, 5)]) == []
     assert net([Insert("a", 1, 5), Adjust("a", 1, 5, 1)]) == []

@@ -90,13 +90,12 @@ def test_the_text_of_a_row_is_canonical_and_gives_the_row_back() -> None:
 
 def test_rows_are_equal_where_their_texts_are() -> None:
     rng = Random(1)
-    rows = [EVERY.row(drawn(rng)) for _ in range(200)]
-    for one in rows:
-        for two in rows:
-            assert not isinstance(one, Refusal)
-            assert not isinstance(two, Refusal)
-            assert (one == two) == (EVERY.payload(one) == EVERY.payload(two))
-            assert (one == two) == (payload_order(one) == payload_order(two))
+    rows = [EVERY.row(drawn(rng)) for _ in range(100)]
+    known = [(row, EVERY.payload(row), payload_order(row)) for row in rows if type(row) is tuple]
+    assert len(known) == 100
+    for one, text, order in known:
+        for two, other_text, other_order in known:
+            assert (one == two) == (text == other_text) == (order == other_order)
 
 
 def test_a_schema_says_what_there_is() -> None:

@@ -156,6 +156,18 @@ def test_what_user_code_raises_leaves_the_state_as_before_the_call(kind: str, em
     check_taken_back(raising, f"{kind} {emit}")
 
 
+def test_a_window_that_failed_to_close_closes_when_it_is_tried_again() -> None:
+    hook = Raising()
+    use = Application(raising_modules(hook)["values"])
+    windows = SnapshotWindows(use, emit="on_close")
+    windows.process(Insert("a", 1, 3))
+    hook.left = 1
+    with pytest.raises(ModuleError):
+        windows.process(Stable(5))
+    windows.check()
+    assert windows.process(Stable(5)) == [Insert("a", 1, 3), Stable(5)]
+
+
 def test_a_snapshot_whose_end_is_the_stable_point_is_not_closed() -> None:
     """[1, 3), [3, 8), stable(5), stable(INFINITY) must give [1, 3) and [3, 8) as they are."""
     windows = make("every", "on_watermark")

@@ -129,6 +129,14 @@ def test_a_batch_in_which_user_code_raises_changes_nothing(make: Any) -> None:
     assert operator.process(Stable(2)) == [Stable(2)]
 
 
+def test_a_stable_that_falls_changes_nothing() -> None:
+    select = Select(bool)
+    assert select.process(Stable(5)) == [Stable(5)]
+    assert select.process_batch([Stable(3), Insert(1, 6, 7)]) == [Insert(1, 6, 7)]
+    assert (select.stable, select.stables) == (5, [5])
+    assert select.process_batch([Stable(7), Stable(9), Stable(8)]) == [Stable(9)]
+
+
 # --- vectors --------------------------------------------------------------------------------------
 
 # not ce-select-4: stables with counts are no elements, no source has them

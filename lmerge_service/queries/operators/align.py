@@ -139,25 +139,24 @@ class _Held(Cleanse):
         while self._starts and self._may_leave(self._starts[0], point):
             self._release_first(released)
         changes += released  # type: ignore[arg-type]
-        self.stable_out = max(self.stable_out, min(self.stable, self.first()))
+        self.stable_out = min(self.stable, self.first())
 
     def _may_leave(self, vs: int, point: int) -> bool:
-        if vs <= point or not self._ends[vs]:
-            return True
-        return vs < self.stable and not self._is_first_open()
+        return vs <= point or (vs < self.stable and not self._is_first_open())
 
     def state(self) -> list[Any]:
-        """What is held, and the stable points."""
+        """The stable point, and what is held."""
         held = [
             [vs, [[portable(payload), ends] for payload, ends in together.items()]]
             for vs, together in self._ends.items()
         ]
-        return [self.stable, self.stable_out, held]
+        return [self.stable, held]
 
-    def load(self, stable: int, stable_out: int, held: Any) -> None:
+    def load(self, stable: int, held: Any) -> None:
         """Takes over what `state` gave."""
         for vs, together in held:
             for payload, ends in together:
                 for ve in ends:
                     self._insert(Insert(hashable(payload), vs, ve))
-        self.stable, self.stable_out = stable, stable_out  # behind what began before them
+        self.stable = stable  # behind the inserts, some of which began before
+        self.stable_out = min(stable, self.first())

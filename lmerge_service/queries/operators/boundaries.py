@@ -100,14 +100,19 @@ class Boundaries:
         of each snapshot that is not empty; the boundaries stay as they are."""
         found: list[Sweep] = []
         times: list[int] = []
-        opened = 0
-        sweep = self._linear_sweep if self._linear else self._entries_sweep
+        opened = bare = 0
         for at in sorted(changes):
             times.append(at)
             opened += changes[at][2]
-            if not opened:
-                found.append(sweep(line, times, changes, show))
-                times = []
+            if opened:
+                continue
+            if self._linear:
+                found.append(self._linear_sweep(line, times, changes, show))
+            else:
+                sweep = self._entries_sweep(line, times, changes, show, bare)
+                bare = _bare(sweep.columns[3], bare)
+                found.append(sweep)
+            times = []
         assert not opened, "a change has no end"
         return found
 
@@ -120,7 +125,7 @@ class Boundaries:
             part, at = last
             state = part[3][at]
             if state is None:
-                state = self._state_before(line, part, at + 1)
+                state, _ = self._state_before(line, part, at + 1)
         while len(parts) > 1 and parts[1][0][0] < point:
             dropped += len(parts[0][0])
             del parts[0]
@@ -223,15 +228,17 @@ class Boundaries:
         return Sweep(first, last, new, shown, len(merged))
 
     def _entries_sweep(
-        self, line: Timeline, changed: list[int], changes: Changes, show: Show
+        self, line: Timeline, changed: list[int], changes: Changes, show: Show, bare: int
     ) -> Sweep:
+        """`bare` boundaries of earlier sweeps of the batch, not in `line` yet, may be between the
+        last checkpoint and this one."""
         add, remove, copy = self._aggregate.add, self._aggregate.remove, self._aggregate.copy
         first, last = changed[0], changed[-1]
         part = line.window(first, last)
         times, endpoints, alive, states, entries = part
         low, high = bisect_left(times, first), bisect_right(times, last)
-        state = self._state_before(line, part, low)
-        number, more, since = (alive[low - 1] if low else 0), 0, 0
+        state, walked = self._state_before(line, part, low)
+        number, more, since = (alive[low - 1] if low else 0), 0, walked + bare
         new: Part = [[], [], [], [], []]
         add_time, add_endpoints, add_alive, add_state, add_own = [c.append for c in new]
         shown: list[Any] = []
@@ -267,10 +274,11 @@ class Boundaries:
             add_alive(number + more)
             add_own(own)
             shown.append(show(state) if number + more else None)
-        return Sweep(first, last, new, shown, len(merged))
+        return Sweep(first, last, new, shown, len(merged) + walked)
 
-    def _state_before(self, line: Timeline, part: Part, at: int) -> Any:
-        """The state of the snapshot before entry `at` of a part, to be changed."""
+    def _state_before(self, line: Timeline, part: Part, at: int) -> tuple[Any, int]:
+        """The state of the snapshot before entry `at` of a part, to be changed, and how many
+        boundaries were walked for it."""
         aggregate = self._aggregate
         parts = line.parts
         number = 0 if len(parts) == 1 else next(i for i, each in enumerate(parts) if each is part)
@@ -292,13 +300,21 @@ class Boundaries:
             state = self._moved(state, entries)
         if len(missing) > 2 * SPACING and at:  # some went with their boundaries
             here[3][at - 1] = aggregate.copy(state)
-        return state
+        return state, len(missing)
 
     def _moved(self, state: Any, entries: dict[Any, int]) -> Any:
         add, remove = self._aggregate.add, self._aggregate.remove
         for entry, times in entries.items():
             state = add(state, entry, times) if times > 0 else remove(state, entry, -times)
         return state
+
+
+def _bare(states: list[Any], before: int) -> int:
+    """How many boundaries there are behind the last checkpoint; `before` if there is none, more."""
+    for back, state in enumerate(reversed(states)):
+        if state is not None:
+            return back
+    return before + len(states)
 
 
 def _together(one: dict[Any, int], two: dict[Any, int]) -> dict[Any, int]:

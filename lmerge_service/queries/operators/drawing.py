@@ -172,7 +172,8 @@ class Drawing:
         """Asserts that rows are counted and found."""
         held = [*groups]
         assert self.rows == sum(group.held() for group in held), "rows are miscounted"
-        self.levels.check(track for group in held for track in self._tracks_of(group))
+        tracks = [track for group in held for track in self._tracks_of(group)]
+        self.levels.check(tracks, self.rows)
 
     def _check_tracks(self, group: Group, wanted: list[Row]) -> None:
         """Each payload's rows cover what its snapshots do, from the first boundary on."""

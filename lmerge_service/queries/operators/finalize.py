@@ -144,7 +144,7 @@ class Finalize(Operator):
             self._hold(key, ve, emitted if late else ve)
         if late:
             self.late += 1
-        elif emitted != ve:
+        else:
             changes.append(Adjust(element.payload, vs, emitted, ve))
 
     def _hold(self, key: Key, given: int, emitted: int) -> None:
@@ -244,8 +244,7 @@ class Repair(Operator):
             end = chain.follow(ve)
             if end > vs:
                 chain.ends[end] += 1
-            if end != vold:
-                changes.append(Adjust(payload, vs, vold, end))
+            changes.append(Adjust(payload, vs, vold, end))
         else:
             self.touched += chain.wait(vold, ve)
         self._schedule(key, chain)

@@ -406,10 +406,9 @@ class GridWindows(WindowOperator):
         self._live.set(event, times + by, event[3])
 
     def _hold(self, event: _Event, by: int) -> None:
-        """Has the first window of a live event hold the stable point, or no longer."""
-        first = self.grid.first(event[2])
-        if first < event[3]:
-            self._holding.move(first, by)
+        """Has the first window of a live event hold the stable point, or no longer. (One that it
+        does not overlap, in a gap, begins behind ve >= c, and holds nothing.)"""
+        self._holding.move(self.grid.first(event[2]), by)
 
     # --- computing ----------------------------------------------------------------------------
 

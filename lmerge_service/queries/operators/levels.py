@@ -156,8 +156,10 @@ class Levels:
         heapify(self._release)
         heapify(self._starts)
 
-    def check(self, tracks: Iterable[Track]) -> None:
-        """Asserts V1 and V2 for these tracks, which are all."""
+    def check(self, tracks: Iterable[Track], rows: int) -> None:
+        """Asserts V1 to V3 for these tracks, which are all, with so many rows."""
+        longest = max(len(self._release), len(self._starts))
+        assert longest <= 2 * rows + _SLACK, "V3: the heaps grow"
         if self.emit == "on_update":
             assert not self._tracks, "all is emitted at once"
             return

@@ -125,8 +125,8 @@ def difference(old: Part, new: Part) -> Changes:
 
 
 def in_order(changes: list[Insert[Any] | Adjust[Any]]) -> list[Element]:
-    """Changes in the order of their sync times, unless an event would then grow before another of
-    its payload makes room."""
+    """Net changes in the order of their sync times, unless an event would then come or grow before
+    another of its payload makes room. Input in order never brings that about."""
 
     def place(element: Insert[Any] | Adjust[Any]) -> tuple[int, int]:
         if type(element) is Insert:
@@ -134,11 +134,10 @@ def in_order(changes: list[Insert[Any] | Adjust[Any]]) -> list[Element]:
         return min(element.vold, element.ve), element.ve > element.vold  # type: ignore[union-attr]
 
     ordered = sorted(changes, key=place)
-    grown: set[Hashable] = set()
+    larger: set[Hashable] = set()
     for element in ordered:
-        if type(element) is Adjust:
-            if element.ve > element.vold:
-                grown.add(element.payload)
-            elif element.payload in grown:
-                return [*changes]
+        if type(element) is Insert or element.ve > element.vold:  # type: ignore[union-attr]
+            larger.add(element.payload)
+        elif element.payload in larger:
+            return [*changes]
     return [*ordered]
