@@ -70,6 +70,8 @@ class TableReaders:
 
     def _judge(self) -> None:
         output = self.topology.output
+        for partition in range(output.partitions):
+            self._remember(partition)
         found = self.broker.describe(output.table_topic)
         if found is None or self.broker.describe(output.state_topic) is None:
             return
@@ -81,6 +83,15 @@ class TableReaders:
             view = self._view(found[0], partition)
             if commit.table is not None and commit.table.topic_id == found[0]:
                 self._compare(partition, view, commit.output.incarnation)
+
+    def _remember(self, partition: int) -> None:
+        """The output's records, before they may be deleted."""
+        records = self._output.setdefault(partition, [])
+        tp = TopicPartition(self.topology.output.topic, partition)
+        start = records[-1].offset + 1 if records else 0
+        with suppress(UnknownTopic):
+            start = max(start, self.broker.beginning(tp))
+            records += self.broker.fetch(tp, start, 1_000_000)[0]
 
     def _is_settled(self, partition: int) -> bool:
         """No transaction is under way, which may have part of its records only."""
@@ -101,12 +112,7 @@ class TableReaders:
         return view
 
     def _compare(self, partition: int, view: TableView, incarnation: int) -> None:
-        records = self._output.setdefault(partition, [])
-        tp = TopicPartition(self.topology.output.topic, partition)
-        start = records[-1].offset + 1 if records else 0
-        with suppress(UnknownTopic):
-            start = max(start, self.broker.beginning(tp))
-            records += self.broker.fetch(tp, start, 1_000_000)[0]
+        records = self._output[partition]
         self.seen["table judged"] += 1
         events = reconstituted(records, keyed=True, incarnation=incarnation)
         self.seen["table forgets"] += bool(events - view.events())
