@@ -529,7 +529,10 @@ class Composite(Aggregate):
     """Several aggregates, by name, of the same rows: a tuple of results has the values of all, in
     the order given. Of an aggregate with several tuples each is combined with all others."""
 
-    __slots__ = ("linear", "mergeable", "names", "parts", "sees_start", "single", "width")
+    __slots__ = (
+        *("_adds", "_entries", "_merges", "_results", "linear", "mergeable", "names", "parts"),
+        *("sees_start", "single", "width"),
+    )
 
     def __init__(self, parts: Mapping[str, Aggregate]) -> None:
         super().__init__()
@@ -540,13 +543,17 @@ class Composite(Aggregate):
         self.single = all(part.single for part in self.parts)
         self.sees_start = any(part.sees_start for part in self.parts)
         self.width = sum(part.width for part in self.parts)
+        self._entries = [part.entry for part in self.parts]
+        self._adds = [part.add for part in self.parts]
+        self._merges = [part.merge for part in self.parts]
+        self._results = [part.results for part in self.parts]
 
     @property
     def overflowed(self) -> int:
         return sum(part.overflowed for part in self.parts)
 
     def entry(self, payload: Any, vs: int) -> tuple[Any, ...]:
-        return tuple([part.entry(payload, vs) for part in self.parts])
+        return tuple([entry(payload, vs) for entry in self._entries])
 
     def empty(self) -> tuple[Any, ...]:
         return tuple([part.empty() for part in self.parts])
@@ -555,19 +562,19 @@ class Composite(Aggregate):
         return tuple([part.copy(each) for part, each in zip(self.parts, state, strict=True)])
 
     def add(self, state: tuple[Any, ...], entry: tuple[Any, ...], n: int = 1) -> tuple[Any, ...]:
-        parts = zip(self.parts, state, entry, strict=True)
-        return tuple([part.add(each, value, n) for part, each, value in parts])
+        parts = zip(self._adds, state, entry, strict=True)
+        return tuple([add(each, value, n) for add, each, value in parts])
 
     def remove(self, state: tuple[Any, ...], entry: tuple[Any, ...], n: int = 1) -> tuple[Any, ...]:
         parts = zip(self.parts, state, entry, strict=True)
         return tuple([part.remove(each, value, n) for part, each, value in parts])
 
     def merge(self, one: tuple[Any, ...], two: tuple[Any, ...]) -> tuple[Any, ...]:
-        parts = zip(self.parts, one, two, strict=True)
-        return tuple([part.merge(each, other) for part, each, other in parts])
+        parts = zip(self._merges, one, two, strict=True)
+        return tuple([merge(each, other) for merge, each, other in parts])
 
     def results(self, state: tuple[Any, ...]) -> Results:
-        each = [part.results(one) for part, one in zip(self.parts, state, strict=True)]
+        each = [results(one) for results, one in zip(self._results, state, strict=True)]
         if self.single:
             return (tuple([value for (values,) in each for value in values]),)
         return tuple([tuple(chain.from_iterable(values)) for values in product(*each)])

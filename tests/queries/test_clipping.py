@@ -96,6 +96,25 @@ def test_the_end_may_grow_from_the_stable_point() -> None:
     assert run.feed(Adjust("a", 6, 7, 6), 1) == [Adjust("a", 1, 6, 9)]
 
 
+def test_a_start_at_the_stable_point_may_go() -> None:
+    """Even if the key has older ones to forget."""
+    run = Run(clip)
+    run.feed_batch([Insert("a", 2, 3), Insert("a", 6, 7)], 1)
+    assert run.feed(Insert("a", 3, 9)) == [Insert("a", 3, 6)]
+    for port in (0, 1):
+        run.feed(Stable(6), port)
+    assert len(run.operator) == 2
+    assert run.feed(Adjust("a", 6, 7, 6), 1) == [Adjust("a", 3, 6, 9)]
+
+
+def test_equal_events_are_clipped_alike() -> None:
+    run = Run(clip)
+    run.feed_batch([Insert("a", 1, 9), Insert("a", 1, 9)])
+    assert run.feed(Insert("a", 5, 6), 1) == [Adjust("a", 1, 9, 5)] * 2
+    assert run.feed(Adjust("a", 1, 9, 4)) == [Adjust("a", 1, 5, 4)]
+    assert run.feed(Adjust("a", 5, 6, 5), 1) == [Adjust("a", 1, 5, 9)]
+
+
 def test_what_was_clipped_for_good_stays() -> None:
     run = Run(clip)
     run.feed(Insert("a", 1, 20))

@@ -17,7 +17,7 @@ from lmerge_service.queries.network import Network, Part
 from lmerge_service.queries.operators.groups import GroupApply
 from lmerge_service.queries.operators.last_rows import LastRows
 from lmerge_service.queries.operators.multisets import MultisetOps
-from lmerge_service.queries.operators.protocol import Operator
+from lmerge_service.queries.operators.protocol import Changes, Operator
 from lmerge_service.queries.operators.semijoins import AntiJoin
 from lmerge_service.queries.operators.snapshots import Snapshots
 from lmerge_service.queries.operators.stateless import Project, Select
@@ -137,6 +137,21 @@ def test_a_new_group_has_seen_the_stables() -> None:
     operator.process(Insert("a1", 5, 9))
     operator.check()
     assert operator.process(Stable(6), port=1) == [Stable(5)]
+
+
+def test_a_new_group_may_hold_the_stable() -> None:
+    """One that has seen no events may still emit before what the others have closed."""
+
+    class Late(MultisetOps):
+        def _advance(self, changes: Changes) -> int:
+            held, point = len(self), super()._advance(changes)
+            return point if held or point == INFINITY else point - 5
+
+    operator = GroupApply(first, lambda: Late("distinct"))
+    assert operator.process_batch([Insert("a", 9, 99), Stable(8)]) == [
+        Insert("a", 9, 99),
+        Stable(3),
+    ]
 
 
 def test_inputs_may_have_keys_of_their_own_and_an_order() -> None:

@@ -143,6 +143,17 @@ def test_a_row_that_has_ended_for_good_stays() -> None:
     assert run.feed(Insert("c", 5, 6)) == [Adjust("b", 3, INFINITY, 5), Insert("c", 5, INFINITY)]
 
 
+def test_a_start_at_the_stable_point_may_go() -> None:
+    run = Run(lambda: LastRows(1))
+    run.feed_batch([Insert("a", t, t + 1) for t in (1, 3, 5)])
+    run.feed(Stable(5))
+    assert len(run.operator) == 2
+    assert run.feed(Adjust("a", 5, 6, 5)) == [
+        Adjust("a", 5, INFINITY, 5),
+        Adjust("a", 3, 5, INFINITY),
+    ]
+
+
 def test_a_batch_moves_each_row_once() -> None:
     operator = LastRows(3)
     operator.process_batch([Insert("a", t, t + 1) for t in range(0, 100, 10)])

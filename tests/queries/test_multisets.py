@@ -308,6 +308,13 @@ def test_what_the_last_element_changes(
     assert run.feed(last, port) == emitted
 
 
+def test_one_event_that_grew_to_the_stable_point_may_grow_on() -> None:
+    run = Run(making("distinct"))
+    run.feed_batch([Insert("a", 1, 3), Adjust("a", 1, 3, 7), Stable(7)])
+    assert len(run.operator) == 1
+    assert run.feed(Adjust("a", 1, 7, 9)) == [Adjust("a", 1, 7, 9)]
+
+
 def test_what_the_state_shows_to_be_illegal_is_refused() -> None:
     for given in ([Insert("a", 1, 9)], [Insert("a", 1, 9), Insert("a", 2, 9)]):
         rest = MultisetOps("except_all")

@@ -151,6 +151,53 @@ def test_panes_mean_what_windows_do(seeds: range) -> None:
         check_promises(panes, means(query), feeds, on_update=emit == "on_update")
 
 
+def test_outer_joins_pad_the_sides_that_they_keep() -> None:
+    right = elements("right", {"k": str, "m": int})
+    mine, theirs, both = ("a", 1, None), ("b", None, 2), ("c", 3, 4)
+    for join, rows in (
+        (live.join, {both}),
+        (live.left_join, {both, mine}),
+        (live.right_join, {both, theirs}),
+        (live.full_join, {both, mine, theirs}),
+    ):
+        network = build(join(right, "k"))
+        network.process_batch("live", [Insert(("a", 1), 1, 5), Insert(("c", 3), 1, 5)])
+        network.process_batch("right", [Insert(("b", 2), 1, 5), Insert(("c", 4), 1, 5)])
+        emitted = [network.process(name, Stable(INFINITY)) for name in ("live", "right")]
+        assert emitted[-1][-1:] == [Stable(INFINITY)]
+        again = build(join(right, "k"))
+        output = again.process_batch("right", [Insert(("b", 2), 1, 5), Insert(("c", 4), 1, 5)])
+        output += again.process_batch("live", [Insert(("a", 1), 1, 5), Insert(("c", 3), 1, 5)])
+        assert tdb_of(output) == TDB((row, 1, 5) for row in rows)
+
+
+def test_snapshots_are_cut_or_joined_as_the_plan_says() -> None:
+    batch: list[Element] = [Insert(("a", 1), 1, 5), Insert(("a", 2), 5, 9)]
+    counted = TDB([(("a", 1), 1, 9)])
+    assert tdb_of(build(live.by("k").aggregate(n=count())).process_batch("live", batch)) == counted
+    cut = build(live.by("k").aggregate(cut=True, n=count())).process_batch("live", batch)
+    assert tdb_of(cut) == TDB([(("a", 1), 1, 5), (("a", 1), 5, 9)])
+
+
+def test_levels_are_those_that_are_chosen() -> None:
+    """Of the plan, or of a part of it."""
+    counted = live.by("k").aggregate(n=count())
+    stream: list[Element] = [
+        Insert(("a", 1), 1, 5),
+        Insert(("a", 2), 3, 9),
+        Adjust(("a", 2), 3, 9, 7),
+        Stable(INFINITY),
+    ]
+    for network in (
+        build(counted, emit="on_close"),
+        build(counted, choices={counted: Choice(emit="on_close")}),
+    ):
+        emitted = [each for element in stream for each in network.process("live", element)]
+        assert not any(isinstance(each, Adjust) for each in emitted)
+    now = build(counted, emit="on_close", choices={counted: Choice(emit="on_update")})
+    assert any(isinstance(each, Adjust) for e in stream for each in now.process("live", e))
+
+
 # Modules and functions in plans
 
 

@@ -110,6 +110,14 @@ def test_a_schema_says_what_there_is() -> None:
     assert EVERY.kind("f") is Kind.FLOAT
 
 
+def test_kinds_are_ordered_before_values() -> None:
+    kinds = [None, False, True, -1, 0, 0.5, 1, "", "a", b"", (), (None,), (1, "x")]
+    keys = [payload_order(each) for each in kinds]
+    assert keys == sorted(keys)
+    assert len(set(keys)) == len(keys)
+    assert payload_order(1) == payload_order(1.0)
+
+
 @pytest.mark.parametrize(
     ("wrong", "error"), [((1, 2j), TypeError), ((1, float("nan")), ValueError), ([1], TypeError)]
 )

@@ -141,6 +141,14 @@ def test_each_left_payload_has_its_own_pieces() -> None:
     ]
 
 
+def test_equal_left_events_have_fragments_of_their_own() -> None:
+    alone = AntiJoin(lambda p: (), lambda p: ())
+    assert alone.process_batch([Insert("a", 1, 9)] * 2) == [Insert("a", 1, 9)] * 2
+    assert alone.process(Insert("x", 5, 12), port=1) == [Adjust("a", 1, 9, 5)] * 2
+    assert alone.process(Adjust("a", 1, 9, 3)) == [Adjust("a", 1, 5, 3)]
+    assert alone.process(Adjust("x", 5, 12, 5), port=1) == [Adjust("a", 1, 5, 9)]
+
+
 def test_a_null_key_has_no_partner() -> None:
     for null in (None, ("k", None)):
         semi, anti = (kind(lambda p: p[0], lambda p: p[0]) for kind in (SemiJoin, AntiJoin))

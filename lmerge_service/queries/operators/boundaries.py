@@ -125,7 +125,7 @@ class Boundaries:
             part, at = last
             state = part[3][at]
             if state is None:
-                state, _ = self._state_before(line, part, at + 1)
+                state, _ = self._state_before(line, part, at + 1, keep=False)
         while len(parts) > 1 and parts[1][0][0] < point:
             dropped += len(parts[0][0])
             del parts[0]
@@ -276,9 +276,12 @@ class Boundaries:
             shown.append(show(state) if number + more else None)
         return Sweep(first, last, new, shown, len(merged) + walked)
 
-    def _state_before(self, line: Timeline, part: Part, at: int) -> tuple[Any, int]:
+    def _state_before(
+        self, line: Timeline, part: Part, at: int, keep: bool = True
+    ) -> tuple[Any, int]:
         """The state of the snapshot before entry `at` of a part, to be changed, and how many
-        boundaries were walked for it."""
+        boundaries were walked for it. Without `keep` the checkpoint that it is made from is used
+        up."""
         aggregate = self._aggregate
         parts = line.parts
         number = 0 if len(parts) == 1 else next(i for i, each in enumerate(parts) if each is part)
@@ -295,10 +298,13 @@ class Boundaries:
             number -= 1
             part = parts[number]
             end = len(part[0])
-        state = aggregate.empty() if state is None else aggregate.copy(state)
+        if state is None:
+            state = aggregate.empty()
+        elif keep:
+            state = aggregate.copy(state)
         for entries in reversed(missing):
             state = self._moved(state, entries)
-        if len(missing) > 2 * SPACING and at:  # some went with their boundaries
+        if keep and len(missing) > 2 * SPACING and at:  # some went with their boundaries
             here[3][at - 1] = aggregate.copy(state)
         return state, len(missing)
 

@@ -26,7 +26,7 @@ Cost
 """
 
 from collections.abc import Callable, Hashable
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from typing import Any
 
 from lmerge_service.core.breaches import BreachKind
@@ -70,7 +70,7 @@ class PaneWindows(GridWindows):
         self._aggregate = aggregate
         self._panes: dict[int, dict[Any, Cell]] = {}
         self._order: list[int] = []
-        """The panes, as a heap."""
+        """The panes, as a heap; one without facts goes when the stable point has passed it."""
         self._empty: list[tuple[int, Any]] = []
         """(pane, group) that this batch has emptied."""
 
@@ -133,18 +133,11 @@ class PaneWindows(GridWindows):
         if groups is None:
             groups = self._panes[start] = {}
             heappush(self._order, start)
-            self._undo(self._forget_pane, start)
         pane = groups.get(group)
         if pane is None:
             pane = groups[group] = Cell(self._use.empty())
             self._undo(groups.pop, group)
         return pane
-
-    def _forget_pane(self, start: int) -> None:
-        """Takes back that a pane has been made."""
-        del self._panes[start]
-        self._order.remove(start)
-        heapify(self._order)
 
     def _cell(self, start: int, group: Any) -> Cell:
         cell = super()._cell(start, group)

@@ -336,6 +336,7 @@ class PointWindows(WindowOperator):
             assert not group.places[0].closed, f"the first window of {key} is closed"
             for place in group.places:
                 assert place.points > 0 or place.start < point, f"{place.start} is no point"
+                assert not place.gone, f"{place.start} of {key} is gone"
                 window = None if place.closed else self._window(place)
                 due = INFINITY if window is None else self._final_behind(place, window)
                 assert self._closing.due(place) == due, f"{place.start} of {key} waits amiss"
