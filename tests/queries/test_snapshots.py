@@ -487,6 +487,13 @@ def test_a_row_that_ends_at_the_stable_is_emitted() -> None:
     assert count.process(Stable(5)) == [Insert((1,), 1, 5)]
 
 
+def test_rows_that_are_alike_come_in_order_too() -> None:
+    """Two rows of one payload stand side by side: none waits for the other to make room."""
+    events = [("b", 1, 3), ("b", 2, 7), ("d", 4, 12), ("d", 5, 8), ("d", 5, 6)]
+    stream: list[Element] = [*(Insert(*event) for event in events), Stable(INFINITY)]
+    assert is_ordered(emitted(Case("top_bag", "ordered"), stream))
+
+
 def test_the_start_of_an_open_row_stays_though_its_boundary_goes() -> None:
     count = Snapshots(Count(), emit="on_watermark")
     batch: list[Element] = [Insert("a", 1, 3), Insert("b", 3, 8), Stable(5)]
