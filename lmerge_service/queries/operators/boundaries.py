@@ -24,7 +24,9 @@ Invariants
         it and the last one before it that has one, or the first.
 
 Cost
-    A sweep over k boundaries takes O(log n + k) steps, and O(SPACING) more if not linear.
+    A sweep over k boundaries takes O(log n + k) steps. If not linear it walks O(SPACING) more, and
+    copies a state at its start and at each checkpoint: memory moved, in proportion to the events
+    alive, which shows with 10,000 of them in one group.
 """
 
 from bisect import bisect_left, bisect_right
