@@ -23,7 +23,7 @@ is null and counted in `overflowed`.
 Invariants
     G1  Equal multisets of rows have equal states, up to `saved`; `results` depends on nothing else.
     G2  `results(state)` has one tuple of `width` values if the aggregate is `single`; otherwise no
-        two are alike, unless it says so (`TopK` without ranks).
+        two are the same, unless it says that they may be `alike`.
     G3  `loaded(saved(state))` equals `state` and shares nothing with it; msgpack carries what
         `saved` returns.
 
@@ -90,6 +90,8 @@ class Aggregate(ABC):
     """States may be negative, so that a change of many rows is a state; it implies both others."""
     single: bool = True
     """Each state has exactly one tuple of results."""
+    alike: bool = False
+    """Tuples of results of one state may be alike."""
     sees_start: bool = False
     """Results depend on when events began, not on their payloads alone."""
     width: int = 1
@@ -431,7 +433,7 @@ class TopK(_Ordered):
     be such a tuple if `width` is not 1.
     """
 
-    __slots__ = ("_k", "_ranked", "_row", "width")
+    __slots__ = ("_k", "_ranked", "_row", "alike", "width")
 
     single = False
 
@@ -450,6 +452,7 @@ class TopK(_Ordered):
         self._k = k
         self._row = row or (_alone if width == 1 else _itself)
         self._ranked = ranked
+        self.alike = not ranked
         self.width = width + ranked
 
     def entry(self, payload: Any, vs: int) -> Any:
@@ -530,8 +533,8 @@ class Composite(Aggregate):
     the order given. Of an aggregate with several tuples each is combined with all others."""
 
     __slots__ = (
-        *("_adds", "_entries", "_merges", "_results", "linear", "mergeable", "names", "parts"),
-        *("sees_start", "single", "width"),
+        *("_adds", "_entries", "_merges", "_results", "alike", "linear", "mergeable", "names"),
+        *("parts", "sees_start", "single", "width"),
     )
 
     def __init__(self, parts: Mapping[str, Aggregate]) -> None:
@@ -541,6 +544,7 @@ class Composite(Aggregate):
         self.linear = all(part.linear for part in self.parts)
         self.mergeable = all(part.mergeable for part in self.parts)
         self.single = all(part.single for part in self.parts)
+        self.alike = any(part.alike for part in self.parts)
         self.sees_start = any(part.sees_start for part in self.parts)
         self.width = sum(part.width for part in self.parts)
         self._entries = [part.entry for part in self.parts]

@@ -343,7 +343,9 @@ class Snapshots(Operator):
             return [*changes]
         changes.sort(key=_start)
         netted = net_change(changes)
-        return in_order(netted) if self._emit == "ordered" else [*netted]
+        if self._emit != "ordered":
+            return [*netted]
+        return in_order(netted, keyed=not self.aggregate.alike)
 
     def _state(self) -> Any:
         groups = [

@@ -124,9 +124,10 @@ def difference(old: Part, new: Part) -> Changes:
     return [*shorter, *longer, *inserts]
 
 
-def in_order(changes: list[Insert[Any] | Adjust[Any]]) -> list[Element]:
-    """Net changes in the order of their sync times, unless an event would then come or grow before
-    another of its payload makes room. Input in order never brings that about."""
+def in_order(changes: list[Insert[Any] | Adjust[Any]], keyed: bool) -> list[Element]:
+    """Net changes in the order of their sync times; if rows of one payload never overlap (`keyed`),
+    unless one would then come or grow before another makes room. Input in order never brings that
+    about."""
 
     def place(element: Insert[Any] | Adjust[Any]) -> tuple[int, int]:
         if type(element) is Insert:
@@ -138,6 +139,6 @@ def in_order(changes: list[Insert[Any] | Adjust[Any]]) -> list[Element]:
     for element in ordered:
         if type(element) is Insert or element.ve > element.vold:  # type: ignore[union-attr]
             larger.add(element.payload)
-        elif element.payload in larger:
+        elif keyed and element.payload in larger:
             return [*changes]
     return [*ordered]
