@@ -398,6 +398,7 @@ OF_THE_SERVICE = {
     "takeover": "takeover by a standby after SIGTERM",
     "backlog": "backlog of 3 × 2,397 elements, peak resident",
     "streams": "merge to Kafka Streams when warm",
+    "table": "ratio with a table to without a table",
 }
 
 

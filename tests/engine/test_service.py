@@ -10,7 +10,7 @@ from tests.seeds import seeds
 from tests.simulation.simulate import simulate
 
 
-@seeds(8)
+@seeds(4)
 def test_whatever_the_schedule_the_output_is_right(seeds: range) -> None:
     seen = Counter[str]()
     for seed in seeds:

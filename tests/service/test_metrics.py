@@ -87,7 +87,7 @@ def has_read_all(worker: Worker) -> bool:
 @pytest.fixture
 def merge(bootstrap: str, tmp_path: Path) -> Merge:
     made = Merge(bootstrap, tmp_path)
-    made.extra = {"snapshot_seconds": 0.1}
+    made.extra = {"snapshot_seconds": 0.1, "output": {"topic": made.output, "table": True}}
     made.write()
     made.publish("a", [Insert(b"1", 1_000, 9_000), Stable(5_000)])
     made.publish(

@@ -138,6 +138,7 @@ def output_of(merge: Merge) -> CommittedTopic:
     return asyncio.run(dump(merge.bootstrap, [merge.output]))[merge.output]
 
 
+@pytest.mark.full
 def test_a_lost_output_goes_on_by_a_decision_and_its_consumers_take_it_for_a_restart(
     merge: Merge,
 ) -> None:

@@ -145,6 +145,7 @@ def wait_for_table(worker: Worker) -> None:
     )
 
 
+@pytest.mark.full
 def test_killed_again_and_again_the_table_is_what_the_output_is_and_readers_follow(
     merge: Merge,
 ) -> None:
