@@ -52,7 +52,10 @@ QUICK = ("fig5",)
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(each, marks=[] if each in QUICK else pytest.mark.deep) for each in EXPECTED],
+    [
+        pytest.param(each, marks=pytest.mark.full if each in QUICK else pytest.mark.deep)
+        for each in EXPECTED
+    ],
 )
 def test_a_figure_has_a_row_for_each_point_of_each_line(name: str) -> None:
     lines, points, metrics = EXPECTED[name]

@@ -81,6 +81,9 @@ _QUIET_WAIT_MS: Final = 250
 _PARTITION_WAIT_MS, _MOST_WAIT_MS = 3, 750
 """A fetch names each of its partitions, and costs by their number."""
 
+_CANCELLED_SECONDS: Final = 1.0
+"""For so long whoever cancels a client that starts waits for its first answer."""
+
 _BOOTSTRAP: Final = "bootstrap"
 """aiokafka's name for a broker that it knows by its address only."""
 
@@ -115,7 +118,14 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         """
         if len(self.hosts) > 1:
             self._first = await self._first_answer()
-        await super().bootstrap()
+        # Cancelled between connecting and asking, aiokafka forgets a connection without closing it.
+        connecting = asyncio.ensure_future(super().bootstrap())
+        try:
+            await asyncio.shield(connecting)
+        except asyncio.CancelledError:
+            await asyncio.wait([connecting], timeout=_CANCELLED_SECONDS)
+            connecting.cancel()
+            raise
 
     async def _first_answer(self) -> tuple[str, int] | None:
         tasks = [

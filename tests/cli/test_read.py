@@ -138,6 +138,7 @@ def test_following_ends_with_the_stream_or_with_a_signal_and_leaves_its_token(
     assert reconstitute(elements(begun) + elements(ended.out)) == MEANING
 
 
+@pytest.mark.full
 def test_an_output_that_has_lost_its_beginning_is_read_from_a_snapshot(
     lmerge: Lmerge, bootstrap: str, tmp_path: Path
 ) -> None:

@@ -5,7 +5,7 @@ import asyncio
 import gc
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -293,6 +293,24 @@ def test_n18_a_connection_to_a_broker_that_stands_still_is_given_up_soon(
 
     with deaf() as silent:
         assert run(connected()) < 5
+
+
+def test_a_client_that_is_cancelled_while_it_starts_leaves_no_connection_open(
+    bootstrap: str,
+) -> None:
+    """At whatever moment; one that is left open is a ResourceWarning, and so an error here."""
+
+    async def cancelled(after: float) -> None:
+        async with asyncio.timeout(after), Topics(Connection(bootstrap)):
+            await asyncio.sleep(5)
+
+    async def play() -> None:
+        for step in range(40):
+            with suppress(TimeoutError):
+                await cancelled(step / 2_000)
+
+    asyncio.run(play())
+    gc.collect()
 
 
 def test_n18_where_no_address_answers_that_is_reported() -> None:

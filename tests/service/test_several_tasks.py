@@ -110,7 +110,9 @@ def test_d16_workers_come_go_and_die_under_load(merge: Merge) -> None:
     assert merge.output_is(meaning(lives))
 
 
-@pytest.mark.parametrize("tasks", [(0, 1), (1, 0)])
+@pytest.mark.parametrize(
+    "tasks", [(0, 1), pytest.param((1, 0), marks=pytest.mark.full)], ids=["first", "second"]
+)
 def test_a_replica_that_is_not_partitioned_as_declared_is_let_go_by_all_tasks(
     merge: Merge, tasks: tuple[int, int]
 ) -> None:

@@ -307,6 +307,7 @@ def test_a_task_that_joins_others_where_it_does_not_stand_is_found(
     assert {"K1", "it does not end"} & {*found()}
 
 
+@pytest.mark.full
 def test_a_late_reader_that_reads_again_what_its_snapshot_covers_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

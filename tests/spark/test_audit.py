@@ -446,6 +446,7 @@ def test_freshness_is_from_the_first_of_the_others_to_the_first_of_the_output(
     assert [fresh.quantile(q) for q in (0.1, 0.5, 0.99, 1.0)] == [-3, 40, 73_900, 73_900]
 
 
+@pytest.mark.full
 def test_progress_is_the_lowest_stable_of_the_partitions_over_time(spark: SparkSession) -> None:
     rows = [
         (0, 0, 1, 10, "insert", "a", 1, None, 9, None),

@@ -240,6 +240,7 @@ def test_an_earlier_version_that_is_restored_has_its_progress(
     assert by_arrow(stored.path, None) == before
 
 
+@pytest.mark.full
 def test_spark_and_deltalake_read_a_table_with_nothing_of_ours(
     stored: Stored, spark: SparkSession
 ) -> None:
