@@ -13,7 +13,8 @@ import structlog
 from benchmarks.inputs import replicas
 from benchmarks.traffic import quantile, waits
 from lmerge_service.config.topology import Kafka, Output, Replica, Topology
-from lmerge_service.demo.throughput import measure
+from lmerge_service.core.engine import EngineSetting
+from lmerge_service.demo.throughput import Throughput, measure
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.publish import publish
@@ -28,6 +29,7 @@ __all__ = ("run",)
 Report = Callable[[str, str, Sequence[float]], None]
 _RATE = 1_000
 _LATENCY_SECONDS = 15
+_ENGINES: tuple[EngineSetting, ...] = ("native", "python")
 
 
 def _quiet() -> None:
@@ -52,16 +54,31 @@ def _topology(bootstrap: str, name: str) -> Topology:
     )
 
 
+def _merges(topology: Topology, engine: EngineSetting) -> bool:
+    """Whether there is such an engine."""
+    choice = topology.model_copy(update={"engine": "auto"}).engine_choice
+    return engine == "python" or choice.is_native
+
+
 async def _throughput(bootstrap: str, runs: int, elements: int, report: Report) -> None:
     topology, connection = _topology(bootstrap, "speed"), Connection(bootstrap)
     for replica, stream in zip(topology.replicas, replicas(elements), strict=True):
         await publish(connection, replica.topic, stream)
+    engines = [each for each in _ENGINES if _merges(topology, each)]
     await measure(topology, ".warm")
-    found = [await measure(topology, f".{number}") for number in range(runs)]
+    found: dict[EngineSetting, list[Throughput]] = {each: [] for each in engines}
+    for number in range(runs):
+        for each in engines:
+            merged = topology.model_copy(update={"engine": each})
+            found[each].append(await measure(merged, f".{each}{number}"))
     unit = "k elements/s"
-    report("Kafka to Kafka, exactly once", unit, [each.merge / 1000 for each in found])
-    report("pass-through in transactions", unit, [each.pass_through / 1000 for each in found])
-    report("ratio of each pair", "", [each.ratio for each in found])
+    for engine, rates in found.items():
+        what = f"Kafka to Kafka, exactly once, engine {engine}"
+        report(what, unit, [each.merge / 1000 for each in rates])
+    passed = [each.pass_through / 1000 for rates in found.values() for each in rates]
+    report("pass-through in transactions, by our source and sink", unit, passed)
+    for engine, rates in found.items():
+        report(f"ratio of each pair, engine {engine}", "", [each.ratio for each in rates])
     resident = psutil.Process().memory_info().rss / 1e6
     report("resident memory of this process, inputs included", "MB", [resident])
 
