@@ -247,7 +247,7 @@ def udf(
     version: str = "",
 ) -> Expression:
     """A call of `package.module:function`, a pure function of the values; null if any is null,
-    unless it is `null_safe`. `version` tells its meanings apart in fingerprints."""
+    unless it is `null_safe`. `version` distinguishes its meanings in fingerprints."""
     trees = tuple(tree_of(arg) for arg in args)
     return Expression(Call(function, trees, Kind.of(returns), null_safe, version))
 

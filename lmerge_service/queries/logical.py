@@ -408,7 +408,7 @@ def sources(node: Node) -> dict[str, Source | Elements]:
 
 
 def fingerprint(node: Node) -> str:
-    """What tells a plan from all others, the same in every process."""
+    """What distinguishes a plan from all others, the same in every process."""
     return digest(node)[:32]
 
 

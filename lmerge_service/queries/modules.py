@@ -81,7 +81,7 @@ class Module:
     name: str
     """Where it is imported from: `package.module:name`."""
     version: str
-    """Told apart in fingerprints of plans: to be changed with the results."""
+    """Part of the fingerprints of plans: to be changed with the results."""
     rows: bool
     """It returns rows (a UDO), not one value (a UDA)."""
     implementation: Any
@@ -119,7 +119,7 @@ class Module:
 
     @property
     def fingerprint(self) -> tuple[Any, ...]:
-        """What tells its results apart from those of another module."""
+        """What distinguishes its results from those of another module."""
         return (self.name, self.version, *self.parameters)
 
     def bind(self, *parameters: Any) -> "Module":

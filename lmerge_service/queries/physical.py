@@ -109,7 +109,7 @@ class PhysicalPlan(msgspec.Struct, frozen=True):
 
     @property
     def fingerprint(self) -> str:
-        """What tells it from all others, the same in every process."""
+        """What distinguishes it from all others, the same in every process."""
         return f"{logical.fingerprint(self.plan)}-{logical.digest(self)[:8]}"
 
     def begin(self, clock: Callable[[], int] | None = None) -> Network:

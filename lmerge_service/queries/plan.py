@@ -90,7 +90,7 @@ def facts(
     """Facts of a topic: JSON objects, of which `fields` are the columns.
 
     `time` is the member that has a fact's time, in any unit; it need not be a column. A fact of
-    time t is the event [t, t + 1), or, with `until`, [t, the time in that member). `ends` tells the
+    time t is the event [t, t + 1), or, with `until`, [t, the time in that member). `ends` gives the
     facts after which their partition has no more; `lateness` is how far below the highest time of
     its partition a fact still counts; facts with equal `key` columns are one.
 
@@ -248,7 +248,7 @@ class Query:
 
     @property
     def fingerprint(self) -> str:
-        """What tells the query from all others, the same in every process."""
+        """What distinguishes the query from all others, the same in every process."""
         return logical.fingerprint(self.plan)
 
     # Rows
