@@ -132,7 +132,8 @@ def _show(console: "Console", result: "DemoResult") -> None:
         )
     if (throughput := result.throughput) is not None:
         console.print(
-            f"throughput, Kafka to Kafka in transactions: {throughput.merge:,.0f} elements/s; "
+            f"throughput, Kafka to Kafka in transactions, {throughput.engine} engine: "
+            f"{throughput.merge:,.0f} elements/s; "
             f"pass-through of the same bytes {throughput.pass_through:,.0f}/s "
             f"(ratio {throughput.ratio:.2f})",
             highlight=False,
@@ -174,6 +175,7 @@ def _document(result: "DemoResult") -> dict[str, Any]:
             "merge": round(throughput.merge),
             "pass_through": round(throughput.pass_through),
             "ratio": round(throughput.ratio, 3),
+            "engine": throughput.engine,
         },
         "seconds": round(result.seconds, 1),
         "news": result.news,

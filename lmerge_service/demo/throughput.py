@@ -31,6 +31,8 @@ class Throughput:
 
     merge: float
     pass_through: float
+    engine: str
+    """What merged: native or python."""
 
     @property
     def ratio(self) -> float:
@@ -47,7 +49,7 @@ async def measure(topology: Topology, tag: str = "") -> Throughput:
     topics = [replica.topic for replica in topology.replicas]
     passed = await pass_through(connection_of(topology.kafka), topics, f"bench{tag}.passed")
     merged = await merge_all(topology, f"bench{tag}.merged")
-    return Throughput(merged, passed)
+    return Throughput(merged, passed, topology.engine_choice.engine.value)
 
 
 async def pass_through(connection: Connection, topics: Sequence[str], to: str) -> float:
