@@ -24,8 +24,8 @@ pub struct Rules {
     pub max_bytes: usize,
 }
 
-/// The element of a record; its canonical payload is appended to `arena`, where the element says
-/// that it is. `None`: the reference has to look; `arena` is then as it was.
+/// The element of a record; its canonical payload is appended to `arena`, at the place that the
+/// element names. `None`: the reference has to look; `arena` is then as it was.
 pub fn decode(record: &[u8], rules: Rules, arena: &mut Vec<u8>) -> Option<Rec> {
     if record.len() > rules.max_bytes {
         return None;

@@ -49,9 +49,9 @@ Invariants
     The state and the output are a function of the input's prefix, and of nothing else.
 
 Cost
-    With n events of the payload alive, an element takes O(log n) steps and what `core.layers` says
-    besides. If events of one payload never overlap, that is O(1). A stable costs what it makes
-    final.
+    With n events of the payload alive, an element takes O(log n) steps and those of
+    `core.layers`. If events of one payload never overlap, that is O(1). A stable costs what it
+    makes final.
 """
 
 from bisect import bisect_left, insort

@@ -23,7 +23,7 @@ is null and counted in `overflowed`.
 Invariants
     G1  Equal multisets of rows have equal states, up to `saved`; `results` depends on nothing else.
     G2  `results(state)` has one tuple of `width` values if the aggregate is `single`; otherwise no
-        two are the same, unless it says that they may be `alike`.
+        two are the same, unless `alike` is set.
     G3  `loaded(saved(state))` equals `state` and shares nothing with it; msgpack carries what
         `saved` returns.
 

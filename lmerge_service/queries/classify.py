@@ -1,7 +1,7 @@
 """What a stream of elements is like: in order, free of revisions, closed up to a time.
 
 Theory
-    The *sync time* of an element is the first instant that it says something about: vs of an
+    The *sync time* of an element is the first instant that it affects: vs of an
     insert, the lesser end of an adjust, vc of a stable. An insert or adjust is *out of order* if a
     later one has a smaller sync time (it is the earlier of the two that is marked). A stream is
     ordered if none is, and perfect if it is ordered and never revises. The definitions are those of
@@ -36,7 +36,7 @@ __all__ = (
 
 
 def sync(element: Element) -> int:
-    """The first instant that an element says something about; a legal one behind stable(c) has
+    """The first instant that an element affects; a legal one behind stable(c) has
     none before c."""
     match element:
         case Insert(vs=vs):

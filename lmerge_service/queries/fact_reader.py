@@ -69,7 +69,7 @@ class FactReader:
         return Insert(row, vs, ve)
 
     def ends(self, row: Row) -> bool:
-        """Whether the row's fact says that its partition has no more."""
+        """Whether the row's fact ends its partition."""
         return self._ends is not None and self._ends(row)
 
     def _time(self, fact: Mapping[str, object], member: str) -> int | Refusal:

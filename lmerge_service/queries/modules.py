@@ -299,7 +299,7 @@ class Application:
         return (value, *clipped(self.clipping, window, vs, ve)) if self.sees_window else value
 
     def empty(self) -> Any:
-        """The state of a window without events: what the module says, or no items."""
+        """The state of a window without events: the module's own, or no items."""
         return self._instance.empty() if self.incremental else {}
 
     def moved(self, state: Any, item: Item, by: int, where: tuple[Any, Window]) -> Any:

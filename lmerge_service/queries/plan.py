@@ -232,7 +232,7 @@ class Query:
     """A logical plan, and how to extend it. Equal plans are equal queries.
 
     Raises:
-        ConfigurationError: the plan is not well-formed; the message says what there is instead.
+        ConfigurationError: the plan is not well-formed; the message names what there is instead.
     """
 
     plan: Node

@@ -3,8 +3,8 @@
 Theory
     A plan's payloads are tuples, one item per column; a schema gives the columns their names and
     kinds: bool, int (int64), float or str. Any column may be null. What comes from outside is a
-    JSON object, a *fact*: `Schema.row` makes the row, or says why the fact is none, and what leaves
-    is the canonical JSON text of the same object (`Schema.payload`).
+    JSON object, a *fact*: `Schema.row` makes the row, or a `Refusal` with the reason, and what
+    leaves is the canonical JSON text of the same object (`Schema.payload`).
 
     >>> flights = Schema.of({"origin": str, "delay": int, "fare": float})
     >>> flights.row({"origin": "JFK", "delay": 5.0, "fare": 12, "gate": "unknown here"})

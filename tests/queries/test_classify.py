@@ -60,7 +60,7 @@ def test_canonical_history_table(id_: str) -> None:
 
 
 def test_progressive() -> None:
-    """What a stream closed up to t says up to t is no less than all that it says of before t."""
+    """The paper's stream that is closed up to t, and its elements up to t."""
     (case,) = cases("speculative", "sp-progressive")
     stream, t = elements(case["given"]["stream"]), case["given"]["t"]
     assert closed_up_to(stream) == t
@@ -104,8 +104,8 @@ def test_streams_that_only_shrink_are_the_valid_ones() -> None:
         assert not is_valid_shrinking([*stream, Insert("a", 1, 2)])  # behind the end
 
 
-def test_a_closed_stream_is_what_it_says_up_to_then() -> None:
-    """Before c, the elements with a sync time before c say all."""
+def test_a_closed_stream_is_its_elements_up_to_then() -> None:
+    """Before c, the elements with a sync time before c determine it."""
     for seed in range(200):
         stream = legal_stream(Random(seed), close=False)
         point = closed_up_to(stream)

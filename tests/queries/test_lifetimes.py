@@ -129,7 +129,7 @@ def test_no_image_is_longer_than_the_longest(name: str) -> None:
 
 
 @each_function
-def test_different_starts_stay_different_where_it_says_so(name: str) -> None:
+def test_different_starts_stay_different_where_it_is_documented(name: str) -> None:
     lifetime, means, _ = FUNCTIONS[name]
     events = [("a", vs, ve) for vs in range(8) for ve in range(vs + 1, 14)]
     starts: dict[int, set[int]] = {}

@@ -47,7 +47,7 @@ def test_modules_are_found_by_their_importable_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "version", "says"),
+    ("name", "version", "message"),
     [
         ("no_such_package:x", None, "no module 'no_such_package:x'"),
         (f"{LIBRARY}:nothing", None, "has no attribute 'nothing'"),
@@ -56,8 +56,8 @@ def test_modules_are_found_by_their_importable_names() -> None:
         (f"{LIBRARY}:median", "2", "is of version '1', the plan wants '2'"),
     ],
 )
-def test_what_is_no_module_is_refused(name: str, version: str | None, says: str) -> None:
-    with pytest.raises(ConfigurationError, match=says):
+def test_what_is_no_module_is_refused(name: str, version: str | None, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         module(name, version)
 
 
@@ -68,12 +68,12 @@ def test_declarations_that_contradict_each_other_are_refused() -> None:
     def made(values: Any) -> Any:
         return values
 
-    for decorate, of, says in (
+    for decorate, of, message in (
         (udo("1", stamped=True), made, "stamped, but not time-sensitive"),
         (udo("1", time_sensitive=True, time_bound=True), made, "time-bound, but not stamped"),
         (uda("1", distinct_only=True), Incremental, "distinct only, but incremental"),
     ):
-        with pytest.raises(ConfigurationError, match=says):
+        with pytest.raises(ConfigurationError, match=message):
             decorate(of)
     with pytest.raises(ConfigurationError, match="one value has no lifetime"):
         Module("x:y", "1", False, made, time_sensitive=True, stamped=True)

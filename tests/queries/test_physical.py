@@ -171,7 +171,7 @@ def test_outer_joins_pad_the_sides_that_they_keep() -> None:
         assert tdb_of(output) == TDB((row, 1, 5) for row in rows)
 
 
-def test_snapshots_are_cut_or_joined_as_the_plan_says() -> None:
+def test_snapshots_are_cut_or_joined_as_the_plan_chooses() -> None:
     batch: list[Element] = [Insert(("a", 1), 1, 5), Insert(("a", 2), 5, 9)]
     counted = TDB([(("a", 1), 1, 9)])
     assert tdb_of(build(live.by("k").aggregate(n=count())).process_batch("live", batch)) == counted

@@ -98,7 +98,7 @@ def test_rows_are_equal_where_their_texts_are() -> None:
             assert (one == two) == (text == other_text) == (order == other_order)
 
 
-def test_a_schema_says_what_there_is() -> None:
+def test_a_schema_names_what_there_is() -> None:
     with pytest.raises(ConfigurationError, match="top: there is no column 'x'; there is b, i, f"):
         EVERY.position("x", "top")
     with pytest.raises(ConfigurationError, match="'b' is bound twice"):

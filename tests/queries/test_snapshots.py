@@ -684,7 +684,7 @@ def test_example_of_progress() -> None:
 
 @pytest.mark.parametrize("case", vectors.cases("speculative", "sp-theorem9"), ids=lambda c: c["id"])
 def test_lower_latency_need_not_mean_more_output(case: Any) -> None:
-    """The theorem that says so fails in both directions: the counts are those of the examples."""
+    """The theorem of it fails in both directions: the counts are those of the examples."""
     for level, count in case["expect"]["events_out"].items():
         operator = example("snapshot_sum", SUM_LEVELS[level], case["given"]["gap_value"])
         steps = vectors.outputs_of(operator, case["given"])

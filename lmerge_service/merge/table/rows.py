@@ -1,8 +1,8 @@
 """What elements of the output change in its table: rows, and removals of rows.
 
 Theory
-    Where (payload, vs) is a key (case R3), an element says by itself what becomes of its row: it
-    has the new end. So nothing is remembered:
+    Where (payload, vs) is a key (case R3), an element by itself determines its row: it has the
+    new end. So nothing is remembered:
 
         insert(A,6,12)      row A,6 = [6,12)
         adjust(A,6,12→15)   row A,6 = [6,15)

@@ -95,7 +95,7 @@ class Lifetime(ABC):
     @abstractmethod
     def required_history(self, until: int, exact_starts: bool = True) -> int:
         """need(T): the input events with ve >= this suffice for all output events with
-        ve >= `until`. `exact_starts` says whether the input of a cold replica has the starts that
+        ve >= `until`. `exact_starts`: whether the input of a cold replica has the starts that
         everyone's has.
 
         Raises:

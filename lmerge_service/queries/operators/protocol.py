@@ -53,7 +53,7 @@ class _Saved(msgspec.Struct, array_like=True):
 class Operator(ABC):
     """The base of all operators: dispatch, netting, stables, snapshots.
 
-    A subclass says what an insert, an adjust and a stable change (`_insert`, `_adjust`,
+    A subclass defines what an insert, an adjust and a stable change (`_insert`, `_adjust`,
     `_advance`), and what its state is (`_state`, `_load`).
     """
 

@@ -364,7 +364,7 @@ class _Group:
             cover.starts, cover.ends = starts, ends
 
     def check(self, point: int, residual: Callable[[Any, Any], object] | None) -> None:
-        """Asserts that it holds what the operator says, point being the output's stable."""
+        """Asserts that it holds what the operator documents, point being the output's stable."""
         for right, cover in self.covers.items():
             assert len(cover), f"nothing of {right!r} is held"
             cover.check()
