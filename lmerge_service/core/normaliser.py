@@ -44,8 +44,7 @@ Invariants
     Y2  The canonical events with end >= c are held, and no others, each once by end and once by
         start. Their number is at most that of the input's events that are held.
     Y3  From c on, held and canonical events give the same f.
-    Y4  Every payload is in the heap under the time `due`, no later than its first end; the heap is
-        no longer than twice the payloads plus a constant.
+    Y4  Every payload waits (`core.expiry`) under a time that is no later than its first end.
     The state and the output are a function of the input's prefix, and of nothing else.
 
 Cost
@@ -57,12 +56,11 @@ Cost
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
-from heapq import heapify, heappop, heappush
-from itertools import count
 from typing import Any, TypeAlias
 
 from lmerge_service.core.base import LMerge
 from lmerge_service.core.breaches import BreachKind
+from lmerge_service.core.expiry import Expiry
 from lmerge_service.core.layers import Interval, Layers, discard
 from lmerge_service.core.snapshots import (
     Items,
@@ -80,8 +78,6 @@ from lmerge_service.errors import StateError
 
 __all__ = ("Normaliser",)
 
-_SLACK = 64
-
 _Saved: TypeAlias = list[tuple[Any, list[Interval], list[Interval]]]
 """Payload, events held, canonical events; each as (end, start), sorted."""
 
@@ -89,7 +85,7 @@ _Saved: TypeAlias = list[tuple[Any, list[Interval], list[Interval]]]
 class Normaliser:
     """Turns one input, or one partition of one, into its canonical form; see the module's text."""
 
-    __slots__ = ("_due", "_lines", "_live", "_serial", "refused", "stable", "touched")
+    __slots__ = ("_expiry", "_lines", "_live", "refused", "stable", "touched")
 
     def __init__(self) -> None:
         self.stable = START
@@ -99,8 +95,7 @@ class Normaliser:
         """Boundaries and payloads looked at, for tests of cost."""
         self._lines: dict[Hashable, _Line] = {}
         self._live = 0
-        self._due: list[tuple[int, int, Hashable]] = []
-        self._serial = count()  # payloads need not be orderable
+        self._expiry: Expiry[Hashable] = Expiry()
 
     def __len__(self) -> int:
         """The number of the input's events that are not fully frozen."""
@@ -162,7 +157,7 @@ class Normaliser:
             self._hold(payload, line, vs, ve)
         elif not line.held:
             del self._lines[payload]
-            self._compact()
+            self._expiry.cancel(payload)
         if alone:  # as most events are: the canonical one is the same
             line.by_end[:] = line.held
             line.by_start[:] = [(vs, ve)] if ve > vs else []
@@ -185,8 +180,7 @@ class Normaliser:
     def _hold(self, payload: Hashable, line: "_Line", vs: int, ve: int) -> None:
         insort(line.held, (ve, vs))
         self._live += 1
-        if ve < line.due:
-            self._schedule(payload, line)
+        self._expiry.schedule(payload, ve)
 
     # --- state --------------------------------------------------------------------------------
 
@@ -225,7 +219,7 @@ class Normaliser:
         line.by_start = sorted((start, end) for end, start in by_end)
         try:
             self._lines[hashable(payload)] = line
-            self._schedule(hashable(payload), line)
+            self._expiry.schedule(hashable(payload), line.held[0][0])
         except (LookupError, TypeError) as error:
             raise StateError(f"the snapshot is damaged: {error!r}") from error
         self._live += len(held)
@@ -255,63 +249,46 @@ class Normaliser:
 
     # --- forgetting ---------------------------------------------------------------------------
 
-    def _schedule(self, payload: Hashable, line: "_Line") -> None:
-        line.due = line.held[0][0]
-        heappush(self._due, (line.due, next(self._serial), payload))
-        self._compact()
-
-    def _compact(self) -> None:
-        """Lets go of entries of the heap that count no more, when they may be many (Y4)."""
-        if len(self._due) > 2 * len(self._lines) + _SLACK:
-            self._due = [(each.due, next(self._serial), p) for p, each in self._lines.items()]
-            heapify(self._due)
-
     def _forget(self) -> None:
         """Lets go of what the stable has made final."""
         c = self.stable
         if c == INFINITY:
             self._lines.clear()
-            self._due.clear()
+            self._expiry.clear()
             self._live = 0
             return
-        while self._due and self._due[0][0] < c:
-            due, _, payload = heappop(self._due)
-            self.touched += 1
-            line = self._lines.get(payload)
-            if line is None or line.due != due:
-                continue  # rescheduled since, or gone
+        for payload in self._expiry.before(c):
+            line = self._lines[payload]
             final = line.let_go(c)
             self._live -= final
-            self.touched += final
+            self.touched += 1 + final
             if line.held:
-                self._schedule(payload, line)
+                self._expiry.schedule(payload, line.held[0][0])
             else:
                 del self._lines[payload]
-        self._compact()
 
     def check(self) -> None:
         """Asserts every invariant, in words."""
-        scheduled = {(due, payload) for due, _, payload in self._due}
-        assert len(self._due) <= 2 * len(self._lines) + _SLACK, "Y4: the heap grows"
+        self._expiry.check()
+        assert len(self._expiry) <= len(self._lines), "Y4: one waits that has no events"
         assert self._live == sum(len(line.held) for line in self._lines.values()), "Y1: the count"
         for payload, line in self._lines.items():
             assert line.held, f"Y1: {payload!r} has no events"
             assert line.held[0][0] >= self.stable, f"Y1: {payload!r} holds what is final"
-            assert line.due <= line.held[0][0], f"Y4: {payload!r} is forgotten too late"
-            assert (line.due, payload) in scheduled, f"Y4: {payload!r} is never forgotten"
+            due = self._expiry.due(payload)
+            assert due <= line.held[0][0], f"Y4: {payload!r} is forgotten too late"
             line.check_from(self.stable)
 
 
 class _Line(Layers):
     """What is not final of one payload: the input's events, and the canonical ones."""
 
-    __slots__ = ("due", "held")
+    __slots__ = ("held",)
 
     def __init__(self) -> None:
         super().__init__()
         self.held: list[Interval] = []
         """(end, start) of the input's events, sorted, as often as each is there."""
-        self.due = INFINITY + 1
 
     def let_go(self, c: int) -> int:
         """Drops what ended before c; returns how many events of the input that were."""

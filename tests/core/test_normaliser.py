@@ -513,7 +513,7 @@ def test_events_that_were_removed_leave_no_memory_without_any_stable() -> None:
         normaliser.process_batch([Insert(k, k, INFINITY), Adjust(k, k, INFINITY, k)])
     normaliser.check()
     assert (len(normaliser), normaliser._lines) == (0, {})
-    assert len(normaliser._due) < 100
+    assert len(normaliser._expiry._heap) < 100
 
 
 def test_an_event_that_is_extended_for_ever_leaves_the_heap_short() -> None:
@@ -522,7 +522,7 @@ def test_an_event_that_is_extended_for_ever_leaves_the_heap_short() -> None:
     for k in range(10, 10_000):
         normaliser.process_batch([Adjust("A", 0, k, k + 1), Stable(k)])
     normaliser.check()
-    assert len(normaliser._due) < 100
+    assert len(normaliser._expiry._heap) < 100
     assert list(normaliser._lines) == ["A"]
 
 

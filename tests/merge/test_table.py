@@ -14,7 +14,7 @@ from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, St
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.topics import TopicInfo
 from lmerge_service.merge.table import writer as writing
-from lmerge_service.merge.table.sweep import Expiry
+from lmerge_service.merge.table.sweep import RowsInMind
 from lmerge_service.merge.table.writer import kind_of
 from tests.merge.table_log import TableLog, table_topology
 from tests.table_reader import TableView
@@ -396,24 +396,39 @@ def record(offset: int, key: bytes, ve: int | None, *, gone: bool = False) -> Co
 
 
 def test_rows_that_a_stable_has_made_final_are_found_by_their_latest_end() -> None:
-    expiry = Expiry(100)
+    rows = RowsInMind(100)
     for offset, (key, ve) in enumerate(
         [(b"a", 9), (b"b", 7), (b"a", 12), (b"c", 40), (b"d", None)]
     ):
-        expiry.read(record(offset, key, ve))
-    expiry.read(record(5, b"b", 0, gone=True))
-    assert expiry.final(12, 10) == []
-    assert expiry.final(13, 10) == [b"a"]
-    assert expiry.final(INFINITY, 1) == [b"c"]
-    assert expiry.final(INFINITY, 10) == [b"d"]
-    assert (len(expiry), expiry.next) == (0, 6)
+        rows.read(record(offset, key, ve))
+    rows.read(record(5, b"b", 0, gone=True))
+    assert rows.final(12, 10) == []
+    assert rows.final(13, 10) == [b"a"]
+    assert rows.final(INFINITY, 1) == [b"c"]
+    assert rows.final(INFINITY, 10) == [b"d"]
+    assert (len(rows), rows.next) == (0, 6)
 
 
 def test_no_more_keys_are_kept_in_mind_than_are_allowed() -> None:
-    expiry = Expiry(2)
+    rows = RowsInMind(2)
     for offset, key in enumerate([b"a", b"b", b"c", b"a"]):
-        expiry.read(record(offset, key, 5))
-    assert (len(expiry), expiry.lacks_some) == (2, True)
-    assert sorted(expiry.final(9, 10)) == [b"a", b"b"]
-    expiry.begin_again()
-    assert (expiry.next, expiry.lacks_some) == (0, False)
+        rows.read(record(offset, key, 5))
+    assert (len(rows), rows.lacks_some) == (2, True)
+    assert sorted(rows.final(9, 10)) == [b"a", b"b"]
+    rows.begin_again()
+    assert (rows.next, rows.lacks_some) == (0, False)
+
+
+def test_what_is_read_again_and_again_takes_no_more_memory() -> None:
+    """Events begin without an end, and get one, while few of them are there at a time."""
+    rows, last = RowsInMind(100), 20_000
+    for number in range(last):
+        key = str(number).encode()
+        rows.read(record(2 * number, key, None))
+        rows.read(record(2 * number + 1, key, number))
+        rows.final(number - 50, 100)
+        if number % 500 == 0:
+            rows.check()
+    rows.check()
+    assert len(rows) == 51
+    assert len(rows.final(INFINITY, 100)) == 51

@@ -1,4 +1,4 @@
-"""What tests of windows share: modules, and what they return, computed once more over whole members."""
+"""What tests of windows share: modules, and what they return, computed again from whole members."""
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass

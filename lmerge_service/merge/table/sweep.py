@@ -31,12 +31,13 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, aclosing
-from heapq import heappop, heappush
+from itertools import islice
 from typing import Final
 
 import msgspec
 import structlog
 
+from lmerge_service.core.expiry import Expiry
 from lmerge_service.elements import INFINITY
 from lmerge_service.errors import StateError, TransportError
 from lmerge_service.kafka.cluster import Cluster
@@ -45,7 +46,7 @@ from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.merge.commit_record import StableSample
 from lmerge_service.merge.table.writer import STEP_ROWS, TableWriter
 
-__all__ = ("Expiry", "Sweep")
+__all__ = ("RowsInMind", "Sweep")
 
 log = structlog.get_logger()
 
@@ -69,7 +70,7 @@ class _Row(msgspec.Struct):
 _read: Final = msgspec.json.Decoder(_Row).decode
 
 
-class Expiry:
+class RowsInMind:
     """Which rows have been final for long enough, of what was read of a partition."""
 
     def __init__(self, most: int) -> None:
@@ -79,13 +80,12 @@ class Expiry:
         self.lacks_some = False
         """There were more, so that what was read has to be read once more."""
         self._most = most
-        self._ends: dict[bytes, int] = {}
-        """Of rows that were read and not removed."""
-        self._order: list[tuple[int, bytes]] = []
-        """The same in order of their ends, as a heap, with others that are out of date."""
+        self._expiry: Expiry[bytes] = Expiry()
+        """Of rows that were read and not removed the keys, each due at its end; at the last
+        instant, if it has none: what is due at INFINITY never comes out."""
 
     def __len__(self) -> int:
-        return len(self._ends)
+        return len(self._expiry)
 
     def read(self, record: Record) -> None:
         """Takes the next record of the partition."""
@@ -94,36 +94,32 @@ class Expiry:
         if key is None:
             return
         if value is None:
-            self._ends.pop(key, None)
+            self._expiry.cancel(key)
             return
-        if key not in self._ends and len(self._ends) >= self._most:
+        if self._expiry.due(key) == INFINITY and len(self) >= self._most:
             self.lacks_some = True
             return
         try:
             ve = _read(value).ve
         except (msgspec.MsgspecError, ValueError):  # none of ours
             return
-        self._ends[key] = end = INFINITY if ve is None else ve
-        heappush(self._order, (end, key))
+        self._expiry.cancel(key)  # it may end later by now
+        self._expiry.schedule(key, min(INFINITY if ve is None else ve, INFINITY - 1))
 
     def final(self, stable: int, most: int) -> list[bytes]:
         """Keys of rows that a stable has made final, up to so many; they are kept in mind no more.
         All that was committed before the stable was read."""
-        found: list[bytes] = []
-        while self._order and len(found) < most:
-            end, key = self._order[0]
-            if end >= stable and stable != INFINITY:
-                break
-            heappop(self._order)
-            if self._ends.get(key) == end:
-                del self._ends[key]
-                found.append(key)
-        return found
+        return list(islice(self._expiry.before(stable), most))
 
     def begin_again(self) -> None:
         """From the partition's first record."""
         self.next, self.lacks_some = 0, False
-        self._ends, self._order = {}, []
+        self._expiry.clear()
+
+    def check(self) -> None:
+        """Asserts P2."""
+        self._expiry.check()
+        assert len(self) <= self._most, "P2: too many are kept in mind"
 
 
 class Sweep:
@@ -141,14 +137,14 @@ class Sweep:
         most: int,
     ) -> None:
         """`stable` returns the output's stable point as of the last commit; `turns` are shared by
-        the tasks of a worker, of which one reads at a time. `most`: see `Expiry`."""
+        the tasks of a worker, of which one reads at a time. `most`: see `RowsInMind`."""
         self._writer = writer
         self._cluster = cluster
         self._tp = tp
         self._stable = stable
         self._turns = turns
         self._unix_ns = unix_ns
-        self._expiry = Expiry(most)
+        self._in_mind = RowsInMind(most)
         keep, (least, longest) = writer.keep, _LOOK_SECONDS
         self._seconds = longest if keep is None else max(least, min(longest, keep / _SAMPLES))
 
@@ -185,7 +181,7 @@ class Sweep:
         if not writer.is_begun:
             return
         if not writer.is_swept:
-            self._expiry.begin_again()
+            self._in_mind.begin_again()
             await self._clear(source)
         elif writer.keep is not None and writer.is_whole:
             await self._sample(source)
@@ -216,24 +212,24 @@ class Sweep:
             writer.sample(StableSample(now, stable, end))
 
     async def _expire(self, source: Source, keep: int) -> None:
-        writer, expiry, beginnings = self._writer, self._expiry, self._writer.beginnings
+        writer, in_mind, beginnings = self._writer, self._in_mind, self._writer.beginnings
         old = self._unix_ns() // 1_000_000 - keep * 1_000
         sample = next((each for each in reversed(writer.samples) if each.at <= old), None)
         if sample is None:
             return
-        async with aclosing(self._chunks(source, expiry.next, sample.end)) as chunks:
+        async with aclosing(self._chunks(source, in_mind.next, sample.end)) as chunks:
             async for records in chunks:
                 for record in records:
-                    expiry.read(record)
+                    in_mind.read(record)
         while writer.beginnings == beginnings:
-            if not (keys := expiry.final(sample.stable, STEP_ROWS)):
+            if not (keys := in_mind.final(sample.stable, STEP_ROWS)):
                 writer.forget_samples(sample)
                 break
             writer.remove(keys)
             await self._until_taken()
-        expiry.next = max(expiry.next, sample.end)
-        if expiry.lacks_some:
-            expiry.begin_again()
+        in_mind.next = max(in_mind.next, sample.end)
+        if in_mind.lacks_some:
+            in_mind.begin_again()
 
     async def _chunks(
         self, source: Source, start: int, end: int

@@ -37,10 +37,10 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from lmerge_service.core.breaches import BreachKind
+from lmerge_service.core.expiry import Expiry
 from lmerge_service.core.snapshots import hashable, portable
 from lmerge_service.elements import INFINITY, START, Adjust, Insert
 from lmerge_service.queries.event_index import EventIndex
-from lmerge_service.queries.expiry import Expiry
 from lmerge_service.queries.operators.protocol import Changes
 from lmerge_service.queries.operators.reversible import Reversible
 

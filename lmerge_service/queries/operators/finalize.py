@@ -52,9 +52,9 @@ from collections.abc import Hashable, Iterable
 from typing import Any, TypeAlias
 
 from lmerge_service.core.breaches import BreachKind
+from lmerge_service.core.expiry import Expiry
 from lmerge_service.core.snapshots import hashable, portable
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
-from lmerge_service.queries.expiry import Expiry
 from lmerge_service.queries.operators.protocol import Changes, Operator
 
 __all__ = ("Finalize", "Repair")

@@ -51,11 +51,11 @@ from collections.abc import Hashable
 from typing import Any, Final, NamedTuple
 
 from lmerge_service.core.breaches import BreachKind
+from lmerge_service.core.expiry import Expiry
 from lmerge_service.core.layers import Layers
 from lmerge_service.core.snapshots import hashable, portable
 from lmerge_service.elements import INFINITY, Adjust, Insert
 from lmerge_service.errors import StateError
-from lmerge_service.queries.expiry import Expiry
 from lmerge_service.queries.multiplicity import Multiplicity, Pieces
 from lmerge_service.queries.operators.protocol import Changes, Operator
 

@@ -15,9 +15,9 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Any
 
+from lmerge_service.core.expiry import Expiry
 from lmerge_service.core.snapshots import hashable, portable
 from lmerge_service.elements import INFINITY, START
-from lmerge_service.queries.expiry import Expiry
 from lmerge_service.queries.modules import Application
 from lmerge_service.queries.operators.protocol import Changes
 from lmerge_service.queries.operators.scheduling import Holding

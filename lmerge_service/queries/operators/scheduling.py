@@ -4,8 +4,8 @@ from collections.abc import Hashable, Iterator
 from heapq import heappop, heappush
 from typing import Generic, TypeVar
 
+from lmerge_service.core.expiry import Expiry
 from lmerge_service.elements import INFINITY
-from lmerge_service.queries.expiry import Expiry
 
 __all__ = ("Holding", "Scheduled")
 

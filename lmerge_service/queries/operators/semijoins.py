@@ -51,10 +51,10 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Any, ClassVar
 
 from lmerge_service.core.breaches import BreachKind
+from lmerge_service.core.expiry import Expiry
 from lmerge_service.core.snapshots import hashable, portable
 from lmerge_service.elements import INFINITY, START, Adjust, Insert
 from lmerge_service.queries.event_index import EventIndex
-from lmerge_service.queries.expiry import Expiry
 from lmerge_service.queries.multiplicity import Multiplicity, Pieces
 from lmerge_service.queries.operators.protocol import Changes
 from lmerge_service.queries.operators.reversible import Reversible

@@ -57,11 +57,11 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any, get_args
 
 from lmerge_service.core.breaches import BreachKind
+from lmerge_service.core.expiry import Expiry
 from lmerge_service.core.snapshots import hashable, portable
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.queries.aggregates import Aggregate
-from lmerge_service.queries.expiry import Expiry
 from lmerge_service.queries.netting import net_change
 from lmerge_service.queries.operators import boundaries
 from lmerge_service.queries.operators.boundaries import Boundaries, Sweep

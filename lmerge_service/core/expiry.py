@@ -1,9 +1,9 @@
 """What is to be looked at again when a stable passes it: a heap of keys by time.
 
 Theory
-    An operator holds state per key, some of which a stable makes final. To look at every key at
-    every stable would cost as much as there is alive; so each key waits under the first time at
-    which something of it goes, and a stable takes out those below it and no others.
+    A stable makes some of the state final that is held per key. To look at every key at every
+    stable would cost as much as there is alive; so each key waits under the first time at which
+    something of it goes, and a stable takes out those below it and no others.
 
     >>> expiry = Expiry()
     >>> expiry.schedule("a", 7); expiry.schedule("b", 5); expiry.schedule("a", 3)
