@@ -3,7 +3,15 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from lmerge_service.cli.words import fields_of, finite, payload_json, payload_text, point, shortened
+from lmerge_service.cli.words import (
+    fields_of,
+    finite,
+    payload_json,
+    payload_text,
+    point,
+    shortened,
+    since,
+)
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.tdb import Difference
 
@@ -40,14 +48,14 @@ def stream_line(name: str, each: "Counted", word: str) -> str:
 
 
 def _restart_line(each: "Restart") -> str:
-    since = "the beginning" if each.correct_from == START else f"{point(each.correct_from)} on"
     gap, lost = each.gap, ""
     if gap is not None:
         lost = f"; no incarnation has what ends in [{point(gap[0])}, {point(gap[1])})"
     wrong = "" if each.former_illegal is None else f", and not legal ({each.former_illegal})"
     return (
-        f"  started over as incarnation {each.incarnation}, correct from {since}; the one before "
-        f"was stable at {point(each.former_stable)}{wrong}{lost}"
+        f"  started over as incarnation {each.incarnation}, correct from "
+        f"{since(each.correct_from)}; the one before was stable at {point(each.former_stable)}"
+        f"{wrong}{lost}"
     )
 
 

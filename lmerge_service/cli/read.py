@@ -17,7 +17,7 @@ from lmerge_service.cli.options import (
     flag,
     option,
 )
-from lmerge_service.cli.words import finite, point, print_json
+from lmerge_service.cli.words import finite, point, print_json, since
 from lmerge_service.core import Case
 from lmerge_service.elements import START
 from lmerge_service.errors import ConfigurationError, StateError
@@ -144,10 +144,9 @@ def _leave(token: Path, saved: bytes) -> None:
 
 def _started_over(each: "StartedOver") -> str:
     was = "nowhere" if each.stable == START else f"to {point(each.stable)}"
-    since = "the beginning" if each.correct_from == START else f"{point(each.correct_from)} on"
     return (
         f"warning: {each.topic} has started over: incarnation {each.incarnation}, correct from "
-        f"{since}; the one before was read {was}"
+        f"{since(each.correct_from)}; the one before was read {was}"
     )
 
 

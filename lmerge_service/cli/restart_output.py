@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 
 from lmerge_service.cli.options import Json, TopologyOptions, cluster_of, flag, option
-from lmerge_service.cli.words import finite, point, printable, report
+from lmerge_service.cli.words import finite, point, printable, report, since
 from lmerge_service.cli.workers import somebody
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.errors import DecisionRefusedError, StateError
@@ -104,22 +104,18 @@ async def _restart(
 
 def _lines(plan: "RestartPlan", entry: "Entry | None") -> Iterator[str]:
     for each in plan.replicas:
-        since = "unknown" if each.correct_from is None else f"correct from {_time(each)}"
-        yield printable(f"replica {each.replica}: {since} ({each.why})")
+        reach = each.correct_from
+        known = "unknown" if reach is None else f"correct from {since(reach)}"
+        yield printable(f"replica {each.replica}: {known} ({each.why})")
     for former in plan.partitions:
         yield f"partition {former.partition}: {_former(plan, former)}"
     if plan.correct_from is None:
         return
-    since = point(plan.correct_from) if plan.correct_from != START else "the beginning"
-    yield f"incarnation {plan.incarnation}: correct from {since} on"
+    yield f"incarnation {plan.incarnation}: correct from {since(plan.correct_from)}"
     if entry is None:
         yield "nothing is decided: --yes does it"
     else:
         yield f"version {entry.version}: decided (decision {entry.decision.id}); start the workers"
-
-
-def _time(each: Any) -> str:
-    return "the beginning" if each.correct_from == START else f"{each.correct_from} on"
 
 
 def _former(plan: "RestartPlan", former: "FormerPartition") -> str:

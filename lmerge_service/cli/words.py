@@ -21,6 +21,7 @@ __all__ = (
     "printable",
     "report",
     "shortened",
+    "since",
 )
 
 BREACHES: Final[Mapping[BreachKind, str]] = {
@@ -42,6 +43,11 @@ BREACHES: Final[Mapping[BreachKind, str]] = {
 def point(time: int) -> str:
     """A time as people read it."""
     return {INFINITY: "infinity", START: "-infinity"}.get(time, str(time))
+
+
+def since(time: int) -> str:
+    """From when on something is there, or holds."""
+    return "the beginning" if time == START else f"{point(time)} on"
 
 
 def finite(time: int) -> int | None:

@@ -163,7 +163,7 @@ class LMerge(Replay):
             raise ValueError("there is no gap to accept")
         source = self.inputs[gap.input]
         source.accept_gap()
-        out: list[Element] = []
+        out = self.empty()
         self._on_joined(source, out)
         self._advance_stable(out)
         return gap, out
@@ -184,10 +184,8 @@ class LMerge(Replay):
 
     # --- elements -----------------------------------------------------------------------------
 
-    @staticmethod
-    def hash_of(payload: Any) -> int:
-        """A hash of a payload, the same for all operators of this class in this process."""
-        return hash(payload)
+    hash_of: ClassVar["staticmethod[[Any], int]"] = staticmethod(hash)
+    """A hash of a payload, the same for all operators of this class in this process."""
 
     def remembering(self, most: int, otherwise: Callable[[int], Any]) -> Any:
         """What remembers the keys of elements that this operator emits (`findings.losses`):

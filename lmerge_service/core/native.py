@@ -44,6 +44,7 @@ class NativeLMR3(LMerge):
     """Algorithm R3 by the engine; see the module's text. Payloads are bytes."""
 
     case = Case.R3
+    hash_of: ClassVar["staticmethod[[Any], int]"] = staticmethod(payload_hash)
     _index: NativeIndex
 
     def __init__(self, policy: Policy = Policy()) -> None:
@@ -54,10 +55,6 @@ class NativeLMR3(LMerge):
 
     def __len__(self) -> int:
         return len(self._index)
-
-    @staticmethod
-    def hash_of(payload: Any) -> int:
-        return payload_hash(payload)
 
     def remembering(self, most: int, otherwise: Callable[[int], Any]) -> Any:
         return Remembered(most)
@@ -152,8 +149,7 @@ class NativeLMR3(LMerge):
             (slots[each], each.joined, each.stable, each.joining_at, each.gap_until)
             for each in self.inputs.values()
         ]
-        emitted = out if isinstance(out, Batch) else Batch()
-        counts, breaches = self._index.freeze(slots[leader], t, self.max_stable, inputs, emitted)
+        counts, breaches = self._index.freeze(slots[leader], t, self.max_stable, inputs, out)
         inserts, adjusts, removals = counts
         leader.first += inserts
         self._stats.inserts += inserts
@@ -161,8 +157,6 @@ class NativeLMR3(LMerge):
         self._stats.removals += removals
         for breach in breaches:
             self._breached(Stable(t), breach)
-        if emitted is not out:
-            out += emitted
 
     # --- replay -------------------------------------------------------------------------------
 

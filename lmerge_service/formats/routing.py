@@ -195,7 +195,7 @@ class Router:
 
     def routes_of(self, batch: "Batch") -> list[int]:
         """`partition_of` each payload of a batch of the engine's."""
-        if self._fields or self.partitions == 1:
+        if self._fields:
             return self.partitions_of(batch.payloads())
         return batch.routes(self.partitions)
 

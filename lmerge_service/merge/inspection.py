@@ -13,7 +13,7 @@ from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.merge.commit_record import CommitRecord, SnapshotPlace
 from lmerge_service.merge.decisions.ledger import Ledger
-from lmerge_service.merge.decisions.reading import unread
+from lmerge_service.merge.decisions.reading import catch_up
 from lmerge_service.merge.recovery import Recovery
 from lmerge_service.merge.task_state import TaskState
 
@@ -105,12 +105,8 @@ async def decided(topology: Topology, cluster: Cluster) -> Ledger:
         ConfigurationError, StateError, TransportError: as `kafka.log.Log`.
     """
     ledger = Ledger(topology)
-    async with (
-        cluster.log(topology.output.control_topic) as log,
-        aclosing(unread(log, ledger)) as records,
-    ):
-        async for record in records:
-            ledger.fold(record.offset, record.value)
+    async with cluster.log(topology.output.control_topic) as log:
+        await catch_up(log, ledger)
     return ledger
 
 

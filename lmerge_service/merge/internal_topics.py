@@ -41,6 +41,7 @@ from lmerge_service.merge.outlets import Outlets
 
 __all__ = (
     "LARGEST_STATE_RECORD",
+    "TABLE_CONFIG",
     "TopicWatch",
     "largest_record",
     "least_batch_bytes",
@@ -60,23 +61,23 @@ _BELIEVED: Final = 5
 _CONFIG_LOOKS: Final = 5
 """A topic that took no larger batches is asked for its limit once in so many looks."""
 _KEPT = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
-_FORGETTING = {"segment.bytes": str(64 << 20)}
+_SEGMENTS = {"segment.bytes": str(64 << 20)}
 """Kafka frees whole segments of what is deleted, and never the one that is written."""
 _EVENTS = {
     "retention.ms": str(30 * 24 * 3_600_000),
     "retention.bytes": str(1 << 30),
     "cleanup.policy": "delete",
-    "segment.bytes": str(64 << 20),
     "segment.ms": str(24 * 3_600_000),
+    **_SEGMENTS,
 }
 """Evidence is for people, who look at it or do not: bounded in time and in size."""
-_TABLE = {
+TABLE_CONFIG: Final = {
     "cleanup.policy": "compact",
     "min.cleanable.dirty.ratio": "0.1",
     "min.compaction.lag.ms": "3600000",
     "delete.retention.ms": "86400000",
-    "segment.bytes": str(64 << 20),
     "segment.ms": "3600000",
+    **_SEGMENTS,
 }
 """Who reads it from its beginning has an hour to come to the end that it had then, before what that
 has superseded may be gone, and a day before removals are."""
@@ -98,7 +99,7 @@ async def prepare(topics: Topics, topology: Topology) -> None:
     output, largest = topology.output, str(largest_record(topology))
     made = _KEPT | {"max.message.bytes": largest}
     if output.keep is not None:
-        made |= _FORGETTING
+        made |= _SEGMENTS
     await _ensure(topics, output.topic, output.partitions, made)
     side = _side_topics(topology)
     for name, (partitions, config) in side.items():
@@ -107,8 +108,8 @@ async def prepare(topics: Topics, topology: Topology) -> None:
         "cleanup.policy": "compact",
         "max.message.bytes": str(2 * LARGEST_STATE_RECORD),
         "min.cleanable.dirty.ratio": "0.1",
-        "segment.bytes": str(64 << 20),
         "segment.ms": "600000",
+        **_SEGMENTS,
     }
     await _ensure(topics, output.state_topic, output.partitions, compacted)
     why = "must be delete: its records are changes, of which none may be left out"
@@ -145,7 +146,7 @@ def _side_topics(topology: Topology) -> dict[str, tuple[int | None, dict[str, st
         output.events_topic: (None, _EVENTS | room),
     }
     if output.table:
-        made = _TABLE | {"max.message.bytes": largest}
+        made = TABLE_CONFIG | {"max.message.bytes": largest}
         side[output.table_topic] = (output.partitions, made)
     return side
 

@@ -191,17 +191,17 @@ class TaskState:
         before, head, commit = opened.operator(), opened.head, opened.commit
         if _output_kind(head.of) != _output_kind(self.fingerprint()):
             raise StateError(f"the snapshot is of {head.of}, and not of {self.fingerprint()}")
+        if commit.output != self.begun:
+            raise StateError(
+                f"the snapshot is of the output's incarnation {commit.output.incarnation}, and not "
+                f"of {self.begun.incarnation}"
+            )
         events = before.live_output()
         if events is None or self.merge.live_output() is None:
             raise StateError("in case R0, R1 or R2 a state does not hold the events that are live")
         self.merge.replay_output([Insert(*event) for event in events])
         if before.max_stable > START:
             self.merge.replay_output([Stable(before.max_stable)])
-        if commit.output != self.begun:
-            raise StateError(
-                f"the snapshot is of the output's incarnation {commit.output.incarnation}, and not "
-                f"of {self.begun.incarnation}"
-            )
         self.transaction, self.output_records = commit.transaction, commit.output_records
         self.output, self.counted = head.output, head.counted
 

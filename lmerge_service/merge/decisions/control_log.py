@@ -26,7 +26,7 @@ from lmerge_service.errors import ConfigurationError, TransportError
 from lmerge_service.kafka.log import Log
 from lmerge_service.merge.decisions import folds
 from lmerge_service.merge.decisions.ledger import Entry, Ledger
-from lmerge_service.merge.decisions.reading import FoundFold, latest_fold, unread
+from lmerge_service.merge.decisions.reading import FoundFold, catch_up, latest_fold, unread
 from lmerge_service.merge.decisions.records import Decision, decide, encode, words
 
 __all__ = ("Control", "LoggedControl")
@@ -77,18 +77,13 @@ class LoggedControl:
     async def __aenter__(self) -> "LoggedControl":
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._log)
-            await self._catch_up()
+            await catch_up(self._log, self.ledger)
             await self._declare()
             self._stack = stack.pop_all()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
-
-    async def _catch_up(self) -> None:
-        async with aclosing(unread(self._log, self.ledger)) as records:
-            async for record in records:
-                self.ledger.fold(record.offset, record.value)
 
     async def _declare(self) -> None:
         """Declares the topology file's content, unless it is declared already."""
@@ -97,7 +92,7 @@ class LoggedControl:
             return
         decision = decide(declared, "the topology file")
         await self._log.append(encode(decision))
-        await self._catch_up()
+        await catch_up(self._log, self.ledger)
         entry = self.ledger.entry(decision.id)
         if self.ledger.declaring(self._topology) and entry and entry.refusal:
             raise ConfigurationError(
@@ -139,12 +134,13 @@ class LoggedControl:
         self.unreachable = None
 
     async def _fold(self, offset: int, value: bytes | None) -> None:
-        unreadable, before = self.ledger.unreadable, self.ledger.cutover
-        lacking = offset - self.ledger.offset
+        before, lacking = self.ledger.cutover, offset - self.ledger.offset
+        count = self.ledger.unreadable
         entry = self.ledger.fold(offset, value)
+        unreadable = self.ledger.unreadable > count
         if folds.is_fold(value):
-            self._note_fold(offset, lacking)
-        elif self.ledger.unreadable > unreadable:
+            self._note_fold(offset, lacking, unreadable=unreadable)
+        elif unreadable:
             log.warning(
                 "not a decision",
                 topic=self._log.topic,
@@ -175,7 +171,7 @@ class LoggedControl:
         async with self._folded:
             self._folded.notify_all()
 
-    def _note_fold(self, offset: int, lacking: int) -> None:
+    def _note_fold(self, offset: int, lacking: int, *, unreadable: bool) -> None:
         topic, ledger = self._log.topic, self.ledger
         if ledger.disagrees is not None:
             log.warning("fold differs", topic=topic, offset=offset, why=ledger.disagrees)
@@ -184,7 +180,8 @@ class LoggedControl:
                 log.warning(
                     "decisions taken from a fold", topic=topic, offset=offset, records=lacking
                 )
-        elif (why := ledger.last_unreadable) and why.startswith(f"offset {offset}: "):
+        elif unreadable:
+            why = ledger.last_unreadable
             log.warning("fold not used", topic=topic, offset=offset, why=why)
 
     async def write_fold(self, who: str, made: int) -> int | None:

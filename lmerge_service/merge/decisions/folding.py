@@ -151,7 +151,7 @@ class Folding:
         before = min(old, latest) + 1  # L1
         if before <= self._searched:
             return
-        at = (await control.fold_of(begins, before)).offset
+        at = (await control.fold_of(max(begins, self._searched), before)).offset
         if at is not None and at > begins:
             await topics.trim({tp: at})
             self.begins, self.deleted = at, self.deleted + at - begins

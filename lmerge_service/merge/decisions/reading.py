@@ -29,7 +29,7 @@ from lmerge_service.kafka.records import Record
 from lmerge_service.merge.decisions import folds
 from lmerge_service.merge.decisions.ledger import Ledger
 
-__all__ = ("FoundFold", "latest_fold", "unread")
+__all__ = ("FoundFold", "catch_up", "latest_fold", "unread")
 
 log = structlog.get_logger()
 
@@ -47,6 +47,18 @@ class FoundFold:
     """Of the latest one that holds."""
     unusable: str | None = None
     """The first one that was met and cannot be decoded, and why."""
+
+
+async def catch_up(control: Log, ledger: Ledger) -> None:
+    """Folds all that a ledger lacks of what is in the log now.
+
+    Raises:
+        StateError: the log does not have what the ledger needs.
+        TransportError: Kafka cannot be reached, or refuses.
+    """
+    async with aclosing(unread(control, ledger)) as records:
+        async for record in records:
+            ledger.fold(record.offset, record.value)
 
 
 async def unread(control: Log, ledger: Ledger) -> AsyncGenerator[Record, None]:

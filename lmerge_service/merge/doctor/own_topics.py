@@ -6,7 +6,7 @@ from typing import Final
 from lmerge_service.config.topology import Topology
 from lmerge_service.kafka.topics import TopicDetails
 from lmerge_service.merge.doctor.diagnosis import Diagnosis, counted, fine, warned, wrong
-from lmerge_service.merge.internal_topics import least_batch_bytes
+from lmerge_service.merge.internal_topics import TABLE_CONFIG, least_batch_bytes
 from lmerge_service.text import span
 
 __all__ = ("CONFIG_KEYS", "own_topic")
@@ -24,7 +24,9 @@ CONFIG_KEYS: Final = (
 )
 """What the checks need of a topic's configuration."""
 _LARGE_SEGMENT: Final = 256 << 20
-_READERS_MS: Final = {"min.compaction.lag.ms": 3_600_000, "delete.retention.ms": 86_400_000}
+_READERS_MS: Final = {
+    key: int(TABLE_CONFIG[key]) for key in ("min.compaction.lag.ms", "delete.retention.ms")
+}
 """For so long a table topic keeps what a reader that loads it may not have read yet."""
 
 

@@ -27,8 +27,9 @@ Cost
     memory. R4: 3 µs, and some 300 bytes for each live (payload, vs).
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
 from lmerge_service.formats.table import RowKeys
@@ -48,45 +49,48 @@ _SLACK: Final = 1_000
 many more."""
 
 
-class Rows(Protocol):
+class Rows(ABC):
     """Of one task."""
 
-    rows: list[Row]
-    """To be written; whoever takes them, clears them."""
+    def __init__(self, keys: RowKeys, logical_key: _LogicalKey) -> None:
+        self.rows: list[Row] = []
+        """To be written; whoever takes them, clears them."""
+        self._key_of = keys.of
+        self._logical_key = logical_key
+        self._missing: dict[_Key, Any] = {}
+        """Events whose rows are missing."""
 
+    @property
+    def filling(self) -> bool:
+        """Not all events have their rows yet."""
+        return bool(self._missing)
+
+    @abstractmethod
     def load(self, events: Iterable[Event]) -> None:
         """Begins with a table that has these events, which are all that are live."""
 
+    @abstractmethod
     def take(
         self, elements: Sequence[Element], records: Sequence[tuple[bytes | None, bytes]]
     ) -> None:
         """Appends what elements change; `records` has their logical keys and their encoding."""
 
+    @abstractmethod
     def fill(self, events: Iterable[Event]) -> None:
         """Begins with an empty table, which is to have these events."""
 
-    @property
-    def filling(self) -> bool:
-        """Not all of them have their rows yet."""
-
+    @abstractmethod
     def step(self, count: int, size: int) -> None:
         """Appends rows that are missing: up to so many, of so many bytes more or less."""
 
 
-def rows_of(keys: RowKeys, logical_key: _LogicalKey) -> "KeyedRows | MultisetRows":
+def rows_of(keys: RowKeys, logical_key: _LogicalKey) -> Rows:
     """For a table of that kind; `logical_key` is that of a payload."""
     return MultisetRows(keys, logical_key) if keys.multiset else KeyedRows(keys, logical_key)
 
 
-class KeyedRows:
-    """Where (payload, vs) is a key."""
-
-    def __init__(self, keys: RowKeys, logical_key: _LogicalKey) -> None:
-        self.rows: list[Row] = []
-        self._key_of = keys.of
-        self._logical_key = logical_key
-        self._missing: dict[_Key, int] = {}
-        """Ends of events whose rows are missing."""
+class KeyedRows(Rows):
+    """Where (payload, vs) is a key; missing rows have their ends."""
 
     def load(self, events: Iterable[Event]) -> None:
         """See `Rows`: an element changes its row, whatever that is."""
@@ -111,11 +115,6 @@ class KeyedRows:
         """See `Rows`."""
         self._missing = {(event.payload, event.vs): event.ve for event in events}  # type: ignore[misc]
 
-    @property
-    def filling(self) -> bool:
-        """See `Rows`."""
-        return bool(self._missing)
-
     def step(self, count: int, size: int) -> None:
         """See `Rows`."""
         missing = self._missing
@@ -126,17 +125,13 @@ class KeyedRows:
             count, size = count - 1, size - len(value)
 
 
-class MultisetRows:
+class MultisetRows(Rows):
     """Where equal events are several."""
 
     def __init__(self, keys: RowKeys, logical_key: _LogicalKey) -> None:
-        self.rows: list[Row] = []
-        self._key_of = keys.of
-        self._logical_key = logical_key
+        super().__init__(keys, logical_key)
         self._counts: dict[_Key, dict[int, int]] = {}
         """How many events end when, of those that are live; of others as well for a while."""
-        self._missing: dict[_Key, None] = {}
-        """Those whose rows are missing."""
         self._stable = START
         self._kept = 0
         """How many counts were kept when they were looked through last."""
@@ -198,11 +193,6 @@ class MultisetRows:
         """See `Rows`."""
         self.load(events)
         self._missing = dict.fromkeys(self._counts)
-
-    @property
-    def filling(self) -> bool:
-        """See `Rows`."""
-        return bool(self._missing)
 
     def step(self, count: int, size: int) -> None:
         """See `Rows`."""
