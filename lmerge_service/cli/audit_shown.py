@@ -19,7 +19,7 @@ __all__ = ("document", "ends", "lines", "stream_line", "verdict_lines")
 
 
 if TYPE_CHECKING:
-    from lmerge_service.offline.audit import Audited, EquivalenceVerdict, Restart
+    from lmerge_service.offline.audit import Audited, EquivalenceVerdict, StreamRestart
     from lmerge_service.spark.audit import findings
 
     Counted: TypeAlias = Audited | findings.StreamSummary
@@ -47,7 +47,7 @@ def stream_line(name: str, each: "Counted", word: str) -> str:
     )
 
 
-def _restart_line(each: "Restart") -> str:
+def _restart_line(each: "StreamRestart") -> str:
     gap, lost = each.gap, ""
     if gap is not None:
         lost = f"; no incarnation has what ends in [{point(gap[0])}, {point(gap[1])})"
@@ -109,7 +109,7 @@ def document(names: Sequence[str], found: "Compared", most: int) -> dict[str, An
     }
 
 
-def _restart(each: "Restart") -> dict[str, Any]:
+def _restart(each: "StreamRestart") -> dict[str, Any]:
     gap = None if each.gap is None else [*map(finite, each.gap)]
     named = fields_of(each, "incarnation", "correct_from", "former_stable", "former_illegal")
     return {**named, "gap": gap}

@@ -14,13 +14,14 @@ if TYPE_CHECKING:
 __all__ = ("app",)
 
 app = App(
-    no_args_is_help=True, help="Look at the state that a merge keeps in Kafka: marks and snapshots."
+    no_args_is_help=True,
+    help="Look at the state that a merge keeps in Kafka: commit records and snapshots.",
 )
 
 
 @app.command("inspect")
 def inspect(topology: TopologyOptions, as_json: Json = False) -> None:
-    """Show where each task stands: its last mark, its replicas, its snapshots.
+    """Show where each task stands: its last commit record, its replicas, its snapshots.
 
     Example: `lmerge state inspect topologies/flights.yaml`
     """
@@ -96,7 +97,7 @@ def _document(task: "Inspected") -> dict[str, Any]:
 
     return {
         "partition": task.partition,
-        "mark": msgspec.to_builtins(task.commit),
+        "commit": msgspec.to_builtins(task.commit),
         "snapshots": [
             {
                 **msgspec.to_builtins(each.place),
@@ -108,16 +109,16 @@ def _document(task: "Inspected") -> dict[str, Any]:
 
 
 def _text(task: "Inspected") -> str:
-    mark = task.commit
-    if mark is None:
+    commit = task.commit
+    if commit is None:
         return f"partition {task.partition}: nothing was committed yet"
-    counts = f"transaction {mark.transaction:,}, {mark.output_records:,} records published"
-    position = f"stable {point(mark.stable)}, decisions {mark.decided}"
+    counts = f"transaction {commit.transaction:,}, {commit.output_records:,} records published"
+    position = f"stable {point(commit.stable)}, decisions {commit.decided}"
     lines = [f"partition {task.partition}: {counts}, {position}"]
-    for name, standing in mark.replicas.items():
-        at = ", ".join(f"[{n}] {each.next:,}" for n, each in standing.partitions.items())
-        lines.append(f"  {name}: {standing.topic} up to {at}, incarnation {standing.incarnation}")
-    lines += [f"  {name}: in quarantine: {why}" for name, why in mark.quarantined.items()]
+    for name, replica in commit.replicas.items():
+        at = ", ".join(f"[{n}] {each.next:,}" for n, each in replica.partitions.items())
+        lines.append(f"  {name}: {replica.topic} up to {at}, incarnation {replica.incarnation}")
+    lines += [f"  {name}: in quarantine: {why}" for name, why in commit.quarantined.items()]
     lines += [f"  {_snapshot(each)}" for each in task.snapshots] or ["  no snapshot yet"]
     return "\n".join(lines)
 

@@ -37,7 +37,7 @@ from typing import Any
 
 import msgspec
 
-from lmerge_service.core.index import SLACK, Ends, Index, in_order
+from lmerge_service.core.index import SLACK, EndQueue, Index, in_order
 from lmerge_service.core.inputs import Input
 
 __all__ = ("In2t", "Node")
@@ -120,7 +120,7 @@ class In2t(Index[Node]):
 
     def __init__(self) -> None:
         super().__init__(Node)
-        self._disputed: Ends[Node] = Ends()
+        self._disputed: EndQueue[Node] = EndQueue()
 
     # --- nodes --------------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from lmerge_service.core.inputs import Input
 from lmerge_service.elements import START
 
-__all__ = ("SLACK", "Ends", "Index", "KeyedNode", "in_order")
+__all__ = ("SLACK", "EndQueue", "Index", "KeyedNode", "in_order")
 
 SLACK = 64
 """How many stale entries a queue of ends may hold beyond as many as there are nodes."""
@@ -106,8 +106,8 @@ class Index(ABC, Generic[N]):
         self.frozen: dict[tuple[int, Hashable], N] = {}
         """The half-frozen ones by vs and payload, likewise."""
         self._coming: list[int] = []
-        self._by_out: Ends[N] = Ends()
-        self._by_end: defaultdict[Input, Ends[N]] = defaultdict(Ends)
+        self._by_out: EndQueue[N] = EndQueue()
+        self._by_end: defaultdict[Input, EndQueue[N]] = defaultdict(EndQueue)
         self._differing: dict[Input, dict[N, None]] = {}
 
     def __iter__(self) -> Iterator[N]:
@@ -292,7 +292,7 @@ def _several(found: N | dict[Hashable, N]) -> list[N]:
     return list(found.values()) if isinstance(found, dict) else [found]
 
 
-class Ends(Generic[N]):
+class EndQueue(Generic[N]):
     """A queue of nodes by an end of theirs, the earliest first.
 
     It forgets lazily: an entry counts only while its node still has that end. When stale entries

@@ -239,7 +239,7 @@ class ControlHistory:
         if action["task"] >= self._tasks():
             return "invalid"
         known = action["task"] in now.ready
-        return "state" if action["says"] == ("ready" if known else "unready") else None
+        return "state" if action["readiness"] == ("ready" if known else "unready") else None
 
     def _no_change(self, action: Mapping[str, Any]) -> str | None:
         """Why one replica cannot take another's place."""
@@ -302,7 +302,7 @@ class ControlHistory:
                 for name in action["replicas"]:
                     self.replicas[name].epoch = self.version
             case "cutover_report":
-                self._report(action["task"], action["says"], at)
+                self._report(action["task"], action["readiness"], at)
 
     def _move(self, state: str) -> None:
         assert self.cutover is not None

@@ -25,7 +25,7 @@ from lmerge_service.drills.control_log_check import Answer
 from lmerge_service.drills.invariant_monitors import Arrivals, WorkerMonitor
 from lmerge_service.drills.merging import LMergeProgram, Merger, Post, Program
 from lmerge_service.drills.plan import NAME, OUTPUT, DrillError, DrillPlan
-from lmerge_service.drills.replica import DrillStream, Part
+from lmerge_service.drills.replica import DrillStream, ReplicaSettings
 from lmerge_service.errors import LMergeError
 from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.topics import Topics
@@ -46,7 +46,7 @@ class ReplicaSlot:
     """A replica's place: its topic outlives its processes."""
 
     name: str
-    part: Part
+    part: ReplicaSettings
     process: Child | None = None
     bad_since: int | None = None
     """Milliseconds since the epoch: from then on it is not trusted."""
@@ -120,7 +120,7 @@ class Environment:
             live=self.plan.rate,
         )
         for number, (name, manner) in enumerate(self.plan.replicas.items()):
-            part = Part(
+            part = ReplicaSettings(
                 bootstrap=self.brokers.bootstrap_of(name), topic=self.topic(name),
                 number=number, stream=self._stream, manner=manner,
             )  # fmt: skip

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
-from lmerge_service.drills.report import DrillResult, Timeline
+from lmerge_service.drills.report import DrillResult, DrillTimeline
 from lmerge_service.page import COLOURS, figure, render
 
 __all__ = ("CHECKS", "page")
@@ -27,7 +27,7 @@ def page(result: DrillResult) -> str:
     return render("drill.html", result=result, checks=CHECKS, figure=_figure(result.timeline))
 
 
-def _figure(line: Timeline) -> Markup:
+def _figure(line: DrillTimeline) -> Markup:
     middles = [(n + 0.5) * line.bin for n in range(len(line.rate))]
 
     def leading(axes: Any) -> None:
@@ -71,7 +71,7 @@ def _figure(line: Timeline) -> Markup:
     )  # fmt: skip
 
 
-def _mark_events(axes: Any, line: Timeline, *, numbered: bool = False) -> None:
+def _mark_events(axes: Any, line: DrillTimeline, *, numbered: bool = False) -> None:
     """Marks the timeline's events; numbers of nearly simultaneous ones share a label."""
     width = max(line.seconds, line.bin)
     axes.set_xlim(0, width)

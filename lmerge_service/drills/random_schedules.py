@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from lmerge_service.drills.drills import EXPERIMENTS, experiment
 
-__all__ = ("Kind", "Schedule", "ScheduledFault", "compose", "experiment_of")
+__all__ = ("FaultActions", "Schedule", "ScheduledFault", "compose", "experiment_of")
 
 _REPLICAS: Final = ("a", "b", "c")
 _WORKERS: Final = ("w1", "w2")
@@ -22,7 +22,7 @@ _BROKER: Final = "broker"
 _SPAN_SECONDS: Final = 8.0
 
 
-class Kind(NamedTuple):
+class FaultActions(NamedTuple):
     """The actions that begin and end a fault."""
 
     parameter: str | None
@@ -33,41 +33,41 @@ class Kind(NamedTuple):
     """Further arguments of the beginning."""
 
 
-def _stalled(role: str) -> dict[str, Kind]:
+def _stalled(role: str) -> dict[str, FaultActions]:
     return {
-        "pause": Kind(role, f"pause_{role}", f"resume_{role}"),
-        "throttle": Kind("name", "throttle", "unthrottle", {"share": 0.3}),
+        "pause": FaultActions(role, f"pause_{role}", f"resume_{role}"),
+        "throttle": FaultActions("name", "throttle", "unthrottle", {"share": 0.3}),
     }
 
 
-def _toxic(kind: str, **attributes: int) -> dict[str, Kind]:
-    return {kind: Kind("link", "add_toxic", "mend_links", {"kind": kind, **attributes})}
+def _toxic(kind: str, **attributes: int) -> dict[str, FaultActions]:
+    return {kind: FaultActions("link", "add_toxic", "mend_links", {"kind": kind, **attributes})}
 
 
 _ON_LINKS: Final = {
     **_toxic("latency", latency=300, jitter=200),
     **_toxic("bandwidth", rate=20),
     **_toxic("reset_peer", timeout=200),
-    "black hole": Kind("link", "cut_link", "mend_links"),
+    "black hole": FaultActions("link", "cut_link", "mend_links"),
 }
 _ON_REPLICAS: Final = {
-    "kill for good": Kind("replica", "kill_replica"),
-    "kill, restart": Kind("replica", "kill_replica", "restart_replica"),
-    "kill, restore": Kind("replica", "kill_replica", "restore_replica"),
-    "kill, start over": Kind("replica", "kill_replica", "start_over"),
+    "kill for good": FaultActions("replica", "kill_replica"),
+    "kill, restart": FaultActions("replica", "kill_replica", "restart_replica"),
+    "kill, restore": FaultActions("replica", "kill_replica", "restore_replica"),
+    "kill, start over": FaultActions("replica", "kill_replica", "start_over"),
     **_stalled("replica"),
-    "corrupt": Kind("replica", "deploy_replica", more={"corrupt": 0.05}),
-    "late": Kind("replica", "deploy_replica", more={"lag": 2}),
+    "corrupt": FaultActions("replica", "deploy_replica", more={"corrupt": 0.05}),
+    "late": FaultActions("replica", "deploy_replica", more={"lag": 2}),
     **_ON_LINKS,
 }
 _ON_WORKERS: Final = {
-    "kill, start": Kind("worker", "kill_worker", "start_worker"),
+    "kill, start": FaultActions("worker", "kill_worker", "start_worker"),
     **_stalled("worker"),
     **_ON_LINKS,
 }
 _ON_BROKER: Final = {
-    "pause": Kind(None, "pause_broker", "resume_broker"),
-    "kill, start": Kind(None, "kill_broker", "start_broker"),
+    "pause": FaultActions(None, "pause_broker", "resume_broker"),
+    "kill, start": FaultActions(None, "kill_broker", "start_broker"),
 }
 _KINDS: Final = {
     **dict.fromkeys(_REPLICAS, _ON_REPLICAS),

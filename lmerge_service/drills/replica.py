@@ -38,7 +38,7 @@ from lmerge_service.workloads.generator import workload
 from lmerge_service.workloads.lifetime import Life
 from lmerge_service.workloads.presentation import Variation, timed
 
-__all__ = ("DrillStream", "FaultProfile", "Part")
+__all__ = ("DrillStream", "FaultProfile", "ReplicaSettings")
 
 _PLACE: Final = "drill-place"
 _TICK_SECONDS: Final = 0.01
@@ -110,7 +110,7 @@ class FaultProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """When it starts it publishes an event, and a stable, so many seconds ahead; 0: none."""
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class ReplicaSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a replica's process."""
 
     bootstrap: str
@@ -144,7 +144,7 @@ def _falsified(life: Life, share: float) -> Life:
 class _Publisher:
     """Puts records into the topic, in order, and waits when much is not acknowledged."""
 
-    def __init__(self, producer: AIOKafkaProducer, part: Part):
+    def __init__(self, producer: AIOKafkaProducer, part: ReplicaSettings):
         self._producer, self._part = producer, part
         self._headers = incarnation_headers(part.incarnation, part.joining_at)
         self._pending: deque[asyncio.Future[object]] = deque()
@@ -177,7 +177,7 @@ class _Publisher:
         await asyncio.gather(*self._pending)
 
 
-async def _last_place(part: Part) -> int:
+async def _last_place(part: ReplicaSettings) -> int:
     """The place of the topic's last record; -1 when there is none."""
     tp = TopicPartition(part.topic, 0)
     async with AIOKafkaConsumer(bootstrap_servers=part.bootstrap) as consumer:
@@ -193,7 +193,7 @@ async def _last_place(part: Part) -> int:
 @tenacity.retry(
     retry=tenacity.retry_if_exception_type(KafkaConnectionError), wait=tenacity.wait_fixed(0.1)
 )
-async def _run(part: Part) -> None:
+async def _run(part: ReplicaSettings) -> None:
     """Retries while Kafka cannot be reached at the start, when nothing is published yet; its owner
     ends it."""
     resumed = -1 if part.incarnation else await _last_place(part) - part.repeat
@@ -216,4 +216,4 @@ async def _run(part: Part) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_run(msgspec.json.decode(sys.argv[1], type=Part)))
+    asyncio.run(_run(msgspec.json.decode(sys.argv[1], type=ReplicaSettings)))

@@ -36,7 +36,15 @@ from lmerge_service.errors import ElementError
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.workloads.lifetime import final_tdb
 
-__all__ = ("DrillResult", "JudgedRun", "LeaderTimeline", "Timeline", "capture", "judge", "timeline")
+__all__ = (
+    "DrillResult",
+    "DrillTimeline",
+    "JudgedRun",
+    "LeaderTimeline",
+    "capture",
+    "judge",
+    "timeline",
+)
 
 _BIN_SECONDS: Final = 0.5
 
@@ -62,7 +70,7 @@ class LeaderTimeline(msgspec.Struct, frozen=True):
     end: float
 
 
-class Timeline(msgspec.Struct, frozen=True, kw_only=True):
+class DrillTimeline(msgspec.Struct, frozen=True, kw_only=True):
     """What happened when; all times are seconds since `began`."""
 
     began: float
@@ -90,7 +98,7 @@ class DrillResult(msgspec.Struct, frozen=True, kw_only=True):
     unplayed: bool
     """A fault could not be injected, so that the drill proves nothing."""
     judged: JudgedRun | None
-    timeline: Timeline
+    timeline: DrillTimeline
     reasons: list[str]
     """Everything that workers gave as a reason for degraded health."""
     steps: list[dict[str, Any]]
@@ -193,7 +201,7 @@ def _hole(environment: Environment, produced: Mapping[Any, float]) -> Hole:
     return replace(hole, events=sum(hole.start <= at < end for at in produced.values()))
 
 
-def timeline(environment: Environment, topics: Mapping[str, CommittedTopic]) -> Timeline:
+def timeline(environment: Environment, topics: Mapping[str, CommittedTopic]) -> DrillTimeline:
     """From the first record of a replica to the last of the output."""
     produced = _first_produced(topics.values())
     times = sorted(at for each in environment.arrivals.times for at in each)
@@ -206,7 +214,7 @@ def timeline(environment: Environment, topics: Mapping[str, CommittedTopic]) -> 
         if key in produced:
             n = int((came - began) / _BIN_SECONDS)
             slowest[n] = max(slowest.get(n, 0.0), (came - produced[key]) * 1_000)
-    return Timeline(
+    return DrillTimeline(
         began=began,
         seconds=ended - began,
         happened=[(at - began, text) for at, text in environment.done],

@@ -19,7 +19,7 @@ from lmerge_service.drills.environment import Environment
 from lmerge_service.drills.observability_checks import Capture
 from lmerge_service.drills.plan import DrillError, DrillPlan
 from lmerge_service.drills.records import CommittedTopic
-from lmerge_service.drills.report import JudgedRun, Timeline, capture, judge, timeline
+from lmerge_service.drills.report import DrillTimeline, JudgedRun, capture, judge, timeline
 
 __all__ = ("Session", "current", "in_environment")
 
@@ -102,7 +102,7 @@ class Session:
         self.do(self.environment.finish())
         self.captured = self.do(capture(self.environment))
 
-    def timeline(self) -> Timeline:
+    def timeline(self) -> DrillTimeline:
         return timeline(self.environment, self._topics)
 
 

@@ -28,7 +28,7 @@ from lmerge_service.elements import START
 from lmerge_service.errors import StateError
 
 __all__ = (
-    "MARK_KEY",
+    "COMMIT_KEY",
     "CommitRecord",
     "Diverged",
     "OutputBeginning",
@@ -40,7 +40,7 @@ __all__ = (
     "chunk_key",
 )
 
-MARK_KEY: Final = b"mark"
+COMMIT_KEY: Final = b"commit"
 
 _VERSION, _RESTARTED = 2, 3
 """Of a restarted output it is the second, so that a release that knows of none refuses it."""

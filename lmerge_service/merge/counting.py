@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 
 from lmerge_service.merge.commit_record import CommitRecord
 
-__all__ = ("Accounts", "Count", "ReplicaTally")
+__all__ = ("Accounts", "Counters", "ReplicaTally")
 
 
-class Count:
+class Counters:
     """Counts of several things, by name.
 
-    >>> count = Count()
+    >>> count = Counters()
     >>> count.add({"dead": 1}); count.begin(); count.add({"dead": 1})
     >>> count.total("dead"), count.committed["dead"]
     (2, 0)
@@ -69,10 +69,10 @@ class Count:
 class ReplicaTally:
     """What was counted of a replica since the process began."""
 
-    counts: Count = field(default_factory=Count)
+    counts: Counters = field(default_factory=Counters)
     """records, dead, stale, repeated, contradicted, unusual, and what `replicas` counts of
     inputs."""
-    breaches: Count = field(default_factory=Count)
+    breaches: Counters = field(default_factory=Counters)
     """By kind."""
     contradicted_at: tuple[str, int] | None = None
     """Partition and offset of the last record that is another one than was read under its
@@ -93,7 +93,7 @@ class Accounts:
     """Of one task, for the life of the process."""
 
     def __init__(self) -> None:
-        self.merged = Count()
+        self.merged = Counters()
         """The sum over all replicas."""
         self.tallies: dict[str, ReplicaTally] = {}
         """By replica; those that are gone among them."""
@@ -122,6 +122,6 @@ class Accounts:
             each.forget()
         return took_place
 
-    def _counts(self) -> list[Count]:
+    def _counts(self) -> list[Counters]:
         tallies = self.tallies.values()
         return [self.merged, *(count for each in tallies for count in (each.counts, each.breaches))]

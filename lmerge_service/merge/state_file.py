@@ -66,7 +66,7 @@ class _Head(msgspec.Struct, frozen=True):
 
 class _Begin(msgspec.Struct, frozen=True):
     partition: int
-    mark: bytes
+    commit: bytes
 
 
 class Section(msgspec.Struct, frozen=True):
@@ -220,7 +220,7 @@ def outputs(path: Path) -> list[tuple[TDB, int]]:
         file.seek(first)
         begun = _begun(path, file, head)
         return [
-            _output(path, CommitRecord.of(begin.mark), _chunks(path, file, digest))
+            _output(path, CommitRecord.of(begin.commit), _chunks(path, file, digest))
             for begin, digest in begun
         ]
 
@@ -297,7 +297,7 @@ def _sections(path: Path, file: BinaryIO, head: _Head) -> list[Section]:
     for begin, digest in _begun(path, file, head):
         size = sum(len(chunk) for _, chunk in _chunks(path, file, digest))
         found.append(
-            Section(begin.partition, CommitRecord.of(begin.mark), digest.hexdigest(), size)
+            Section(begin.partition, CommitRecord.of(begin.commit), digest.hexdigest(), size)
         )
     return found
 

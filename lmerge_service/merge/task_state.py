@@ -34,19 +34,19 @@ from lmerge_service.merge.commit_record import (
 from lmerge_service.merge.counting import ReplicaTally
 from lmerge_service.merge.replicas import Replicas
 
-__all__ = ("Head", "OpenedState", "RestoringState", "TaskState", "wire_decoder")
+__all__ = ("OpenedState", "RestoringState", "SnapshotHead", "TaskState", "wire_decoder")
 
 _VERSION: Final = 1
 _LENGTH: Final = struct.Struct("<I")
 
 
-class Head(msgspec.Struct, frozen=True):
+class SnapshotHead(msgspec.Struct, frozen=True):
     """The first frame of a snapshot."""
 
     version: int
     of: str
     """Whose state it is, and under what rules (`TaskState.fingerprint`)."""
-    mark: bytes
+    commit: bytes
     """The commit record, encoded."""
     output: int
     """An offset of the output, from which on the snapshot does not cover it …"""
@@ -215,10 +215,10 @@ class TaskState:
 
     def _frames(self, commit: CommitRecord) -> Iterator[bytes]:
         yield msgspec.msgpack.encode(
-            Head(
+            SnapshotHead(
                 version=_VERSION,
                 of=self.fingerprint(),
-                mark=commit.encoded(),
+                commit=commit.encoded(),
                 output=self.output,
                 counted=self.counted,
                 widths={name: state.width for name, state in self.replicas.merged.items()},
@@ -242,7 +242,7 @@ class OpenedState:
     """Takes the chunks of a snapshot, in order, and returns its content, of whatever task it is."""
 
     def __init__(self, engine: EngineSetting = "python") -> None:
-        self._head: Head | None = None
+        self._head: SnapshotHead | None = None
         self._remembered: list[_Part] = []
         self._operator = Restoring(engine)
         self._bytes = bytearray()
@@ -273,7 +273,7 @@ class OpenedState:
             return
         try:
             if self._head is None:
-                self._head = msgspec.msgpack.decode(frame, type=Head)
+                self._head = msgspec.msgpack.decode(frame, type=SnapshotHead)
                 self._check(self._head)
                 return
             part = msgspec.msgpack.decode(frame, type=_Part)
@@ -284,12 +284,12 @@ class OpenedState:
         else:
             self._operator.add(part.data)
 
-    def _check(self, head: Head) -> None:
+    def _check(self, head: SnapshotHead) -> None:
         if head.version != _VERSION:
             raise StateError(f"the snapshot is of version {head.version}, this is {_VERSION}")
 
     @property
-    def head(self) -> Head:
+    def head(self) -> SnapshotHead:
         """How it begins, when all has been taken.
 
         Raises:
@@ -302,7 +302,7 @@ class OpenedState:
     @property
     def commit(self) -> CommitRecord:
         """The commit record at which the state was as it is here."""
-        return CommitRecord.of(self.head.mark)
+        return CommitRecord.of(self.head.commit)
 
     def operator(self) -> LMerge:
         """The operator, when all has been taken; once.
@@ -322,7 +322,7 @@ class RestoringState(OpenedState):
         super().__init__(fresh.engine.engine.value)
         self._state = fresh
 
-    def _check(self, head: Head) -> None:
+    def _check(self, head: SnapshotHead) -> None:
         super()._check(head)
         if head.of != (mine := self._state.fingerprint()):
             raise StateError(f"the snapshot is of {head.of}, and not of {mine}")

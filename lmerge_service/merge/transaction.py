@@ -27,7 +27,7 @@ from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.sink import Origin, Outbox, Sink, retrieve
-from lmerge_service.merge.commit_record import MARK_KEY, CommitRecord
+from lmerge_service.merge.commit_record import COMMIT_KEY, CommitRecord
 from lmerge_service.merge.commit_turns import CommitTurns, Turn
 from lmerge_service.merge.counting import Accounts
 from lmerge_service.merge.findings.reporting import Reporting
@@ -251,7 +251,7 @@ class Transaction:
             self._snapshots.start(
                 state.transaction, stream, state.snapshots, state.output, state.counted
             )
-        self._outbox.state.append((MARK_KEY, record.encoded()))
+        self._outbox.state.append((COMMIT_KEY, record.encoded()))
         self._outbox.headers = self._headers
         self._outbox.events += self._reporting.begin()
         self._accounts.begin(record)

@@ -5,7 +5,7 @@ Theory
     (docs/semantics.md). Of a topic, each partition is a stream of its own, and of a replica that
     started over only the last incarnation counts, so that whether a topic is legal does not depend
     on how its partitions interleave; what an incarnation leaves uncovered behind the one before is
-    named (`Restart`). Then the TDBs are compared: equivalent when they are equal,
+    named (`StreamRestart`). Then the TDBs are compared: equivalent when they are equal,
     whatever the elements were. Streams that have not ended are compared as they stand, and the
     verdict names them; or *clipped*: as far as the lowest of their stable points, before which all
     of them are final.
@@ -37,12 +37,12 @@ from lmerge_service.tdb import TDB, Difference, Event, differences
 if TYPE_CHECKING:
     from lmerge_service.kafka.connection import Connection
     from lmerge_service.kafka.source import Source, TopicPartition
-    from lmerge_service.reader.beginnings import Beginning
+    from lmerge_service.reader.beginnings import PartitionStart
 
 __all__ = (
     "Audited",
     "EquivalenceVerdict",
-    "Restart",
+    "StreamRestart",
     "TopicAudit",
     "audit_elements",
     "audit_topic",
@@ -51,7 +51,7 @@ __all__ = (
 
 
 @dataclass(frozen=True, slots=True)
-class Restart:
+class StreamRestart:
     """A stream that has started over."""
 
     incarnation: int
@@ -82,7 +82,7 @@ class Audited:
     """Where its numbers (`lmerge-seq`) were contradicted, and how often; None: nowhere."""
     since: int = START
     """The events that end at this time or later are known; START: all are."""
-    restarts: tuple["Restart", ...] = ()
+    restarts: tuple["StreamRestart", ...] = ()
     """How often it started over, the first time first."""
 
     @property
@@ -264,7 +264,7 @@ class TopicAudit:
     def _empty(self, incarnation: int) -> _PartitionAudit:
         return _PartitionAudit(Audited(self._topic, TDB()), incarnation)
 
-    def begin(self, beginnings: "Mapping[TopicPartition, Beginning]") -> None:
+    def begin(self, beginnings: "Mapping[TopicPartition, PartitionStart]") -> None:
         """Begins with what a snapshot has of each partition."""
         from lmerge_service.reader.beginnings import latest
 
@@ -356,7 +356,7 @@ class TopicAudit:
             tuple(self._restarts()),
         )
 
-    def _restarts(self) -> Iterator[Restart]:
+    def _restarts(self) -> Iterator[StreamRestart]:
         """From each incarnation of which there is anything to the next."""
         present = {each.incarnation for each in self._partitions.values() if each.has_any}
         numbers = sorted({*self._left, *present})
@@ -368,7 +368,7 @@ class TopicAudit:
             stables = [former[tp][0] if tp in former else START for tp in self._partitions]
             faults = (error for _, error in former.values() if error is not None)
             fault = next(map(str, faults), None)
-            yield Restart(number, self._since.get(number, START), min(stables), fault)
+            yield StreamRestart(number, self._since.get(number, START), min(stables), fault)
 
 
 def _contradiction(places: Sequence[str]) -> str | None:

@@ -27,7 +27,7 @@ from lmerge_service.elements import INFINITY, START, Element, Insert, Stable
 from lmerge_service.errors import ConfigurationError, IllegalStreamError
 from lmerge_service.tdb import TDB, Event
 
-__all__ = ("Checkpoint", "Holding", "checkpoint", "composed", "held")
+__all__ = ("Checkpoint", "StreamContent", "checkpoint", "composed", "held")
 
 _LOOKED_AFTER: Final = 100_000
 """So many elements, or as many as there were live events, and what is final is dropped."""
@@ -67,7 +67,7 @@ def checkpoint(name: str, elements: Iterable[tuple[int, Element]]) -> Checkpoint
     return composed(name, [(held(f"{name}:", elements), START)])
 
 
-class Holding:
+class StreamContent:
     """What a stream holds so far, less what was final before; `place` and the number of an element
     locate it.
 
@@ -92,12 +92,12 @@ class Holding:
 
 
 def held(place: str, elements: Iterable[tuple[int, Element]]) -> TDB:
-    """What a stream holds in the end, as `Holding` has it.
+    """What a stream holds in the end, as `StreamContent` has it.
 
     Raises:
         IllegalStreamError: it is no stream, with the place.
     """
-    holding = Holding(place)
+    holding = StreamContent(place)
     for number, element in elements:
         holding.take(number, element)
     return holding.tdb

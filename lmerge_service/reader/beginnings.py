@@ -33,13 +33,13 @@ from lmerge_service.merge.snapshots.reading import read_commit, read_snapshot
 from lmerge_service.merge.task_state import OpenedState
 from lmerge_service.tdb import Event
 
-__all__ = ("Beginning", "beginnings_of", "latest", "state_topic")
+__all__ = ("PartitionStart", "beginnings_of", "latest", "state_topic")
 
 _TRIES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class PartitionStart:
     """What one partition of a topic held, and where to read on."""
 
     events: Sequence[Event]
@@ -59,11 +59,12 @@ class Beginning:
         return [decoder.decode(encode(Insert(*event))) for event in self.events]  # type: ignore[misc]
 
 
-def latest(beginnings: Sequence[Beginning]) -> tuple[int, int, list[Beginning]]:
+def latest(beginnings: Sequence[PartitionStart]) -> tuple[int, int, list[PartitionStart]]:
     """The latest incarnation that partitions are in; from when on the topic is correct with what
     these have; and what each partition has of it.
 
-    >>> latest([Beginning((), 40, 9), Beginning((), 7, 3, incarnation=1, correct_from=50)])[:2]
+    >>> later = PartitionStart((), 7, 3, incarnation=1, correct_from=50)
+    >>> latest([PartitionStart((), 40, 9), later])[:2]
     (1, 50)
     """
     number = max(each.incarnation for each in beginnings)
@@ -79,7 +80,7 @@ def state_topic(topic: str) -> str:
     return Output(topic=topic).state_topic
 
 
-async def beginnings_of(source: Source, topic: str, partitions: int) -> list[Beginning]:
+async def beginnings_of(source: Source, topic: str, partitions: int) -> list[PartitionStart]:
     """Where to begin in each partition of a merge's output, whose state topic is there. One that
     has no snapshot, or none that is whole, is read from its first record. The source's positions
     are undefined afterwards.
@@ -92,7 +93,7 @@ async def beginnings_of(source: Source, topic: str, partitions: int) -> list[Beg
     return [await _beginning(source, TopicPartition(topic, each)) for each in range(partitions)]
 
 
-async def _beginning(source: Source, tp: TopicPartition) -> Beginning:
+async def _beginning(source: Source, tp: TopicPartition) -> PartitionStart:
     """A leading task may take two snapshots, and delete what they cover, while we read one."""
     state = TopicPartition(state_topic(tp.topic), tp.partition)
     whys: list[str] = []
@@ -110,7 +111,7 @@ async def _beginning(source: Source, tp: TopicPartition) -> Beginning:
             else:
                 return _of(tp, opened, offset)
         if begins <= (begun := commit.output).offset:
-            return Beginning((), START, begun.offset, begun.incarnation, begun.correct_from)
+            return PartitionStart((), START, begun.offset, begun.incarnation, begun.correct_from)
     whys = whys or ["there is no snapshot"]
     raise StateError(
         f"{tp.topic}-{tp.partition} has lost its beginning, and nothing can be read from a "
@@ -118,7 +119,7 @@ async def _beginning(source: Source, tp: TopicPartition) -> Beginning:
     )
 
 
-def _of(tp: TopicPartition, opened: OpenedState, offset: int) -> Beginning:
+def _of(tp: TopicPartition, opened: OpenedState, offset: int) -> PartitionStart:
     merge = opened.operator()
     if (live := merge.live_output()) is None:
         raise ConfigurationError(
@@ -126,7 +127,7 @@ def _of(tp: TopicPartition, opened: OpenedState, offset: int) -> Beginning:
             "be read from its first record"
         )
     events, begun = sorted(live, key=lambda event: event.vs), opened.commit.output
-    return Beginning(events, merge.max_stable, offset, begun.incarnation, begun.correct_from)
+    return PartitionStart(events, merge.max_stable, offset, begun.incarnation, begun.correct_from)
 
 
 async def _behind(

@@ -37,11 +37,11 @@ from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
 from lmerge_service.kafka.unread import OpenTransaction
 from lmerge_service.merge.step import MergeStep
-from lmerge_service.reader.beginnings import Beginning, latest
+from lmerge_service.reader.beginnings import PartitionStart, latest
 
 __all__ = ("Inlets", "ReadPosition", "StartedOver", "TopicState", "TopicStatus")
 
-_NO_BEGINNINGS: Final[Mapping[str, Sequence[Beginning]]] = MappingProxyType({})
+_NO_BEGINNINGS: Final[Mapping[str, Sequence[PartitionStart]]] = MappingProxyType({})
 
 TopicState = Literal["missing", "reading", "joining", "ended", "left out"]
 
@@ -253,7 +253,7 @@ class Inlets:
         found: Mapping[str, TopicInfo],
         beginnings: Mapping[TopicPartition, int],
         ends: Mapping[TopicPartition, int],
-        snapshots: Mapping[str, Sequence[Beginning]] = _NO_BEGINNINGS,
+        snapshots: Mapping[str, Sequence[PartitionStart]] = _NO_BEGINNINGS,
     ) -> list[Element]:
         """Begins to read the partitions that were `unplaced`, or leaves their topic out; topics
         that are `unread` from `snapshots` where there are any. Returns what the operator emits."""
@@ -287,7 +287,9 @@ class Inlets:
             and inlet.place is None
         }
 
-    def _begin_in_the_middle(self, inlet: _Inlet, beginnings: Sequence[Beginning]) -> list[Element]:
+    def _begin_in_the_middle(
+        self, inlet: _Inlet, beginnings: Sequence[PartitionStart]
+    ) -> list[Element]:
         inlet.positions = [each.offset for each in beginnings]
         incarnation, correct_from, holding = latest(beginnings)
         self._read(inlet, correct_from, incarnation)

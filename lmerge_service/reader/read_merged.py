@@ -56,7 +56,7 @@ from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.connection import CONNECT_SECONDS, Connection
 from lmerge_service.kafka.source import Batches, Source, TopicPartition
 from lmerge_service.kafka.topics import TopicInfo, Topics
-from lmerge_service.reader.beginnings import Beginning, beginnings_of, state_topic
+from lmerge_service.reader.beginnings import PartitionStart, beginnings_of, state_topic
 from lmerge_service.reader.inlets import Inlets, StartedOver, TopicStatus
 from lmerge_service.reader.token import Token
 
@@ -399,7 +399,7 @@ class MergedReader:
 
     async def _snapshots(
         self, found: Mapping[str, TopicInfo], seconds: float
-    ) -> dict[str, list[Beginning]]:
+    ) -> dict[str, list[PartitionStart]]:
         """Where topics begin that are to be read from a snapshot, and are not read yet."""
         unread = self._inlets.unread(found) if self._start == "snapshot" else {}
         if not unread:

@@ -9,7 +9,7 @@ import pytest
 
 from lmerge_service.core import Breach, BreachKind, Gap, LMerge, Stats, lmerge, restore
 from lmerge_service.core.in2t import Node
-from lmerge_service.core.index import Ends
+from lmerge_service.core.index import EndQueue
 from lmerge_service.core.lmr3 import LMR3
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
 from lmerge_service.errors import StateError
@@ -603,13 +603,13 @@ def test_a_revision_makes_one_new_entry_however_many_events_are_half_frozen(
         merge.process_batch(name, [Insert(k, 0, end) for k in range(1_000)])
     merge.process("a", Stable(1))
     pushed = 0
-    push = Ends.push
+    push = EndQueue.push
 
-    def counted(self: Ends[Node], end: int, node: Node) -> None:
+    def counted(self: EndQueue[Node], end: int, node: Node) -> None:
         nonlocal pushed
         pushed += 1
         push(self, end, node)
 
-    monkeypatch.setattr(Ends, "push", counted)
+    monkeypatch.setattr(EndQueue, "push", counted)
     merge.process_batch("b", [Adjust(0, 0, 800, 799), Adjust(0, 0, 799, 800)] * 1_000)
     assert pushed == 2_000

@@ -94,7 +94,13 @@ def cutover(leaving: str, coming: str, topic: str | None = None) -> Mapping[str,
 
 def reported(since: int, readiness: str = "ready", task: int = 0) -> Mapping[str, Any]:
     """Of the cutover of version 2, by a task."""
-    return {"do": "cutover_report", "cutover": 2, "since": since, "task": task, "says": readiness}
+    return {
+        "do": "cutover_report",
+        "cutover": 2,
+        "since": since,
+        "task": task,
+        "readiness": readiness,
+    }
 
 
 def test_a_cutover_goes_on_by_what_tasks_report_and_then_detaches() -> None:

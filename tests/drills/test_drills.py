@@ -18,8 +18,8 @@ from lmerge_service.drills.drills import STANDARD, experiment
 from lmerge_service.drills.invariant_monitors import Arrivals, Hole
 from lmerge_service.drills.page import page
 from lmerge_service.drills.plan import Refused, plan_of
-from lmerge_service.drills.replica import DrillStream, Part
-from lmerge_service.drills.report import DrillResult, JudgedRun, LeaderTimeline, Timeline
+from lmerge_service.drills.replica import DrillStream, ReplicaSettings
+from lmerge_service.drills.report import DrillResult, DrillTimeline, JudgedRun, LeaderTimeline
 from lmerge_service.drills.variables import planned
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.kafka.connection import Connection
@@ -120,7 +120,7 @@ def test_a_replica_that_starts_while_there_is_no_kafka_publishes_when_there_is_o
 ) -> None:
     port = free_port()
     stream = DrillStream(began=int(time.time() * 1_000), finish=str(tmp_path / "finish"))
-    part = Part(bootstrap=f"127.0.0.1:{port}", topic="t", number=0, stream=stream)
+    part = ReplicaSettings(bootstrap=f"127.0.0.1:{port}", topic="t", number=0, stream=stream)
     command = [
         sys.executable,
         "-m",
@@ -287,7 +287,7 @@ RESULT = DrillResult(
         hole=Hole(101.0, 2.5, 0, 7),
         events=10,
     ),
-    timeline=Timeline(
+    timeline=DrillTimeline(
         began=100.0,
         seconds=4.0,
         happened=[(1.0, "<s>kill</s>"), (1.01, "again")],

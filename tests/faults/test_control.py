@@ -55,8 +55,8 @@ def reached(worker: Worker, stable: int) -> Any:
 def wait_until_left(merge: Merge, replica: str) -> None:
     """The task has committed that it merges the replica no more; the status shows the decision."""
     deadline = time.monotonic() + 20
-    while (mark := merge.mark()) is None or replica in mark.replicas:
-        assert time.monotonic() < deadline, mark
+    while (commit := merge.last_commit()) is None or replica in commit.replicas:
+        assert time.monotonic() < deadline, commit
         time.sleep(0.05)
 
 

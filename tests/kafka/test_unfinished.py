@@ -76,7 +76,7 @@ class Task:
         return found
 
 
-NEXT = Outbox(records=[(None, b"after")], state=[(b"mark", b"after")])
+NEXT = Outbox(records=[(None, b"after")], state=[(b"commit", b"after")])
 
 
 @pytest.mark.full

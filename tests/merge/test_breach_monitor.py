@@ -11,7 +11,7 @@ import pytest
 from lmerge_service.config.topology import GuardSettings
 from lmerge_service.core import BreachKind, Case
 from lmerge_service.elements import Element, Insert, Stable
-from lmerge_service.merge.guards.breach_monitor import BreachMonitor, Window
+from lmerge_service.merge.guards.breach_monitor import BreachMonitor, SlidingCounts
 from lmerge_service.merge.guards.verdicts import Action, Guard
 from lmerge_service.workloads.generator import workload
 from lmerge_service.workloads.joining import restart
@@ -167,7 +167,7 @@ def test_divergence_is_reported_and_quarantines_beyond_a_limit(most: int) -> Non
 
 
 def test_a_window_slides_over_records() -> None:
-    window = Window(1_600)
+    window = SlidingCounts(1_600)
     for _ in range(100):
         window.add(10, 1)
     assert (window.records, window.breaches) == (1_000, 100)

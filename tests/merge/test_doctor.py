@@ -206,20 +206,20 @@ def test_a_replica_that_is_not_co_partitioned_as_declared_is_found() -> None:
 
 def test_an_output_that_rests_on_snapshots_of_which_none_is_whole_is_an_error() -> None:
     place = SnapshotPlace(1, 5, 10, 20, 3, 1_000, "00", 5)
-    mark = CommitRecord(merge="m", transaction=9, output_records=100, snapshots=(place,))
+    commit = CommitRecord(merge="m", transaction=9, output_records=100, snapshots=(place,))
 
-    def found(mark: CommitRecord, begins: int, damage: str | None) -> str:
-        task = Inspected(0, mark, (Checked(place, damage),))
+    def found(commit: CommitRecord, begins: int, damage: str | None) -> str:
+        task = Inspected(0, commit, (Checked(place, damage),))
         (only,) = examination._of_task(topology(), task, {0: begins})
         return str(only)
 
-    assert found(mark, 7, None).startswith("ok")
-    assert found(mark, 0, "damaged").startswith("ok"), "all of the output is there"
-    lost = found(mark, 7, "damaged")
+    assert found(commit, 7, None).startswith("ok")
+    assert found(commit, 0, "damaged").startswith("ok"), "all of the output is there"
+    lost = found(commit, 7, "damaged")
     assert lost.startswith("error")
     assert "none of 1 snapshots can be used" in lost
     assert "`lmerge restart-output`" in lost
-    begun = replace(mark, output=OutputBeginning(2, 5, offset=7, records=60))
+    begun = replace(commit, output=OutputBeginning(2, 5, offset=7, records=60))
     assert "snapshots 1 of incarnation 2" in found(begun, 7, "damaged")
     nothing = replace(begun, output_records=60)
     assert found(nothing, 9, "damaged").startswith("ok"), "nothing of it was published yet"

@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 
 from lmerge_service.core import Policy, lmerge, quorum
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
-from lmerge_service.merge.guards.flow_control import EVENT_BYTES, EventBytes, Flow, ReplicaProgress
+from lmerge_service.merge.guards.flow_control import (
+    EVENT_BYTES,
+    EventBytes,
+    FlowControl,
+    ReplicaProgress,
+)
 from lmerge_service.merge.step import front_of
 from lmerge_service.workloads.generator import workload
 from lmerge_service.workloads.presentation import Variation, present
@@ -18,8 +23,8 @@ from lmerge_service.workloads.presentation import Variation, present
 LIMIT = 100
 
 
-def flow(voters: int = 1) -> Flow:
-    return Flow(max_live_events=LIMIT, max_live_bytes=1 << 40, voters=voters)
+def flow(voters: int = 1) -> FlowControl:
+    return FlowControl(max_live_events=LIMIT, max_live_bytes=1 << 40, voters=voters)
 
 
 def reading(
@@ -35,7 +40,7 @@ def test_below_the_limit_nobody_is_paused() -> None:
 
 
 def test_bytes_count_as_well() -> None:
-    small = Flow(max_live_events=LIMIT, max_live_bytes=1_000)
+    small = FlowControl(max_live_events=LIMIT, max_live_bytes=1_000)
     order = small.order(1, 1_000, 5, [reading("a", 5, 9), reading("b", 1, 9)])
     assert order.paused == {"b"}
 
@@ -190,7 +195,7 @@ def test_the_output_ends_when_a_voting_set_can_and_live_events_stay_below_the_ha
         late = joining and int(reader.name) >= voters  # not one of those that must end it
         merge.attach(reader.name, LIVES[100].vs if late else -(2**63))
     limit = 2 * WINDOW
-    control = Flow(max_live_events=limit, max_live_bytes=1 << 40, voters=voters)
+    control = FlowControl(max_live_events=limit, max_live_bytes=1 << 40, voters=voters)
     most = 0
     for _ in range(5_000):
         readings = [
@@ -221,7 +226,7 @@ def test_a_window_larger_than_the_limit_stops_reading_and_reports_it(limit: int)
     merge = lmerge("R3", Policy())
     merge.attach("a")
     reader = Reader("a", [e for e in STREAMS[0] if type(e) is not Stable], 10**6, 0)
-    control = Flow(max_live_events=limit, max_live_bytes=1 << 40)
+    control = FlowControl(max_live_events=limit, max_live_bytes=1 << 40)
     for _ in range(500):
         readings = [ReplicaProgress("a", merge.max_stable, reader.front, True, True)]
         order = control.order(len(merge), 0, merge.max_stable, readings)

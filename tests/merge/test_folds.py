@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lmerge_service.config.topology import Topology
 from lmerge_service.errors import ElementError
 from lmerge_service.merge.decisions import folds
-from lmerge_service.merge.decisions.decided import Refusal
+from lmerge_service.merge.decisions.decided import DecisionRefusal
 from lmerge_service.merge.decisions.ledger import Ledger
 from lmerge_service.merge.decisions.records import (
     AbortCutover,
@@ -198,7 +198,7 @@ def test_what_another_release_words_otherwise_is_no_difference() -> None:
     assert state.cutover is not None
     refused = [each for each in state.entries if each.refusal is not None]
     worded = [
-        replace(each, refusal=each.refusal and Refusal(each.refusal.kind, "otherwise"))
+        replace(each, refusal=each.refusal and DecisionRefusal(each.refusal.kind, "otherwise"))
         for each in state.entries
     ]
     other = msgspec.structs.replace(

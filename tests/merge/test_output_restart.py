@@ -16,7 +16,7 @@ from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.merge.commit_record import (
-    MARK_KEY,
+    COMMIT_KEY,
     CommitRecord,
     OutputBeginning,
     PartitionCheckpoint,
@@ -79,9 +79,9 @@ class Lost:
             self.broker.truncate(tp, begins)
 
     def commit(self, stable: int, partition: int = 0, **more: Any) -> None:
-        mark = CommitRecord(merge="t", transaction=3, output_records=2, stable=stable, **more)
+        commit = CommitRecord(merge="t", transaction=3, output_records=2, stable=stable, **more)
         tp = TopicPartition("out.state", partition)
-        self.broker.produce(tp, [(MARK_KEY, mark.encoded(), ())])
+        self.broker.produce(tp, [(COMMIT_KEY, commit.encoded(), ())])
 
     def plan(self, **stated: int) -> RestartPlan:
         async def made() -> RestartPlan:

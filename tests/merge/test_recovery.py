@@ -24,7 +24,7 @@ from lmerge_service.kafka.source import Source
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.merge import recovery as recovering
 from lmerge_service.merge.commit_record import (
-    MARK_KEY,
+    COMMIT_KEY,
     CommitRecord,
     PartitionCheckpoint,
     ReplicaCheckpoint,
@@ -52,21 +52,21 @@ def merge(bootstrap: str, tmp_path: Path) -> Merge:
 def wait_for_snapshots(
     merge: Merge, worker: Worker, beyond: int = 1, count: int = 1
 ) -> CommitRecord:
-    """The first mark that names so many snapshots, the newest of a transaction from `beyond` on;
+    """The first commit record with so many snapshots, the newest of a transaction from `beyond` on;
     a merge that is idle takes none."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         assert worker.process.poll() is None, worker.text()
-        mark = merge.mark()
-        places = () if mark is None else mark.snapshots
-        if mark and len(places) >= count and places[0].transaction >= beyond:
-            return mark
+        commit = merge.last_commit()
+        places = () if commit is None else commit.snapshots
+        if commit and len(places) >= count and places[0].transaction >= beyond:
+            return commit
         nudge(merge)
-    raise AssertionError(f"no snapshots: {mark}")
+    raise AssertionError(f"no snapshots: {commit}")
 
 
 def nudge(merge: Merge) -> None:
-    """Something that is merged and changes nothing: a transaction with a mark."""
+    """Something that is merged and changes nothing: a transaction with a commit record."""
     merge.publish("b", [Insert(b'"nudge"', 900, 1_000)])
     time.sleep(0.05)
 
@@ -77,24 +77,24 @@ def rebuilt(worker: Worker) -> dict[str, Any]:
     return line
 
 
-def mark_again(merge: Merge, mark: CommitRecord) -> None:
-    """What only a disk that forgets could do: the last mark is another one."""
-    merge.send_raw(f"{merge.output}.state", [mark.encoded()], key=MARK_KEY)
+def commit_again(merge: Merge, commit: CommitRecord) -> None:
+    """What only a disk that forgets could do: the last commit record is another one."""
+    merge.send_raw(f"{merge.output}.state", [commit.encoded()], key=COMMIT_KEY)
 
 
-def spoilt(mark: CommitRecord, *which: int) -> CommitRecord:
-    """A mark of snapshots some of which are not what was written."""
+def spoilt(commit: CommitRecord, *which: int) -> CommitRecord:
+    """A commit record of snapshots some of which are not what was written."""
     places = [
         replace(place, digest="0" * 64) if number in which else place
-        for number, place in enumerate(mark.snapshots)
+        for number, place in enumerate(commit.snapshots)
     ]
-    return replace(mark, snapshots=tuple(places))
+    return replace(commit, snapshots=tuple(places))
 
 
-def last_mark(merge: Merge) -> CommitRecord:
-    mark = merge.mark()
-    assert mark is not None
-    return mark
+def last_commit(merge: Merge) -> CommitRecord:
+    commit = merge.last_commit()
+    assert commit is not None
+    return commit
 
 
 ETERNAL = Insert(b'"eternal"', 1, INFINITY)
@@ -124,28 +124,28 @@ def test_a_restart_goes_on_from_the_best_snapshot_that_is_whole(merge: Merge) ->
         merge.publish("a", [LATER])
         merge.wait_until_committed("a", 4)
         worker.kill()
-    mark, live = last_mark(merge), 4
+    commit, live = last_commit(merge), 4
     with merge.worker() as worker:
-        assert restarted(worker, live) == mark.snapshots[0].transaction
+        assert restarted(worker, live) == commit.snapshots[0].transaction
         worker.kill()
-    mark = last_mark(merge)
-    assert len(mark.snapshots) == 2
+    commit = last_commit(merge)
+    assert len(commit.snapshots) == 2
     found = verified(merge, 0)
     assert [each["damage"] for each in found] == [None, None]
     assert all(each["live_events"] <= live for each in found), "they are of some time before"
-    mark_again(merge, spoilt(mark, 0))
+    commit_again(merge, spoilt(commit, 0))
     damaged, whole = verified(merge, 4)
     assert "damaged" in damaged["damage"]
-    assert (whole["damage"], whole["transaction"]) == (None, mark.snapshots[1].transaction)
+    assert (whole["damage"], whole["transaction"]) == (None, commit.snapshots[1].transaction)
     with merge.worker() as worker:
-        assert restarted(worker, live) == mark.snapshots[1].transaction
+        assert restarted(worker, live) == commit.snapshots[1].transaction
         (line,) = worker.logged("snapshot not used")
         assert (line["transaction"], "damaged" in line["error"]) == (
-            mark.snapshots[0].transaction,
+            commit.snapshots[0].transaction,
             True,
         )
         worker.kill()
-    mark_again(merge, spoilt(last_mark(merge), 0, 1))
+    commit_again(merge, spoilt(last_commit(merge), 0, 1))
     with merge.worker() as worker:
         assert restarted(worker, live) is None
         worker.kill()
@@ -156,7 +156,7 @@ def test_a_restart_goes_on_from_the_best_snapshot_that_is_whole(merge: Merge) ->
         worker.wait_until_ended()
         assert worker.terminate() == 0
     assert merge.output_is(TDB([(e.payload, e.vs, e.ve) for e in (ETERNAL, SHORT, LATER)]))
-    mark_again(merge, replace(last_mark(merge), version=4))
+    commit_again(merge, replace(last_commit(merge), version=4))
     with merge.worker() as worker:
         assert worker.process.wait(30) == 4
         (error,) = [line for line in worker.text().splitlines() if line.startswith("error")]
@@ -169,7 +169,7 @@ def verified(merge: Merge, code: int) -> list[dict[str, Any]]:
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stderr
     (task,) = json.loads(done.stdout)
-    assert task["mark"]["transaction"] == last_mark(merge).transaction
+    assert task["commit"]["transaction"] == last_commit(merge).transaction
     found: list[dict[str, Any]] = task["snapshots"]
     return found
 
@@ -205,7 +205,7 @@ def test_a_replica_that_lost_its_beginning_lives_on_by_the_snapshot_alone(merge:
         worker.wait_until_running()
         merge.publish("a", [ETERNAL, SHORT, Stable(10)])
         merge.wait_until_committed("a", 3)
-        wait_for_snapshots(merge, worker, beyond=last_mark(merge).transaction)
+        wait_for_snapshots(merge, worker, beyond=last_commit(merge).transaction)
         worker.kill()
     asyncio.run(truncate(merge, "a", 3))
     with merge.worker() as worker:
@@ -214,7 +214,7 @@ def test_a_replica_that_lost_its_beginning_lives_on_by_the_snapshot_alone(merge:
         merge.publish("a", [LATER])
         worker.wait(lambda s: s["output"]["inserts"] == 1, "what a publishes now")
         worker.kill()
-    mark_again(merge, replace(last_mark(merge), snapshots=()))
+    commit_again(merge, replace(last_commit(merge), snapshots=()))
     with merge.worker() as worker:
         status = worker.wait(lambda s: s["state"] == "running", "a to be excluded")
         assert status["replicas"][0]["state"] == "excluded"
@@ -245,10 +245,10 @@ def test_a_replica_that_cannot_be_read_again_is_held_out_of_the_recovery(merge: 
         merge.wait_until_committed("a", 2)
         worker.kill()
     asyncio.run(_send_a_broken_header(merge.bootstrap, merge.topics["a"]))
-    mark = last_mark(merge)
-    a = mark.replicas["a"]
+    commit = last_commit(merge)
+    a = commit.replicas["a"]
     read = replace(a, partitions={0: replace(a.partitions[0], next=3)})
-    mark_again(merge, replace(mark, replicas={**mark.replicas, "a": read}, snapshots=()))
+    commit_again(merge, replace(commit, replicas={**commit.replicas, "a": read}, snapshots=()))
     with merge.worker() as worker:
         worker.wait_until_running()
         (first, *_) = worker.logged("replica excluded")
@@ -354,8 +354,8 @@ def test_a_follower_waits_for_output_that_is_visible_later_than_its_mark(merge: 
         source.topic = merge.output
         async with AsyncExitStack() as stack:
             recovery = await recovery_of(merge, stack, source)
-            mark = await recovery.last_commit(fenced=False)
-            state = await recovery.recover(mark, fenced=False)
+            commit = await recovery.last_commit(fenced=False)
+            state = await recovery.recover(commit, fenced=False)
             assert (state.merge.max_stable, len(state.merge), source.asked) == (10, 1, 4)
 
     asyncio.run(asyncio.wait_for(follow(), 30))
@@ -435,15 +435,19 @@ def test_a_replica_that_was_merged_anew_is_merged_anew_by_who_follows(merge: Mer
         merge.publish("a", [ETERNAL, Insert(b'"x"', 15, 20), Stable(12)])
         merge.wait_until_committed("a", 3)
         worker.kill()
-    mark = last_mark(merge)
-    a = mark.replicas["a"]
-    again = replace(a, since=mark.transaction + 2, partitions={0: replace(a.partitions[0], next=1)})
-    anew = replace(mark, transaction=mark.transaction + 2, replicas={**mark.replicas, "a": again})
+    commit = last_commit(merge)
+    a = commit.replicas["a"]
+    again = replace(
+        a, since=commit.transaction + 2, partitions={0: replace(a.partitions[0], next=1)}
+    )
+    anew = replace(
+        commit, transaction=commit.transaction + 2, replicas={**commit.replicas, "a": again}
+    )
 
     async def follow() -> None:
         async with AsyncExitStack() as stack:
             recovery = await recovery_of(merge, stack)
-            state = await recovery.recover(mark, fenced=False)
+            state = await recovery.recover(commit, fenced=False)
             assert (state.merge.inputs["a"].stable, state.merge.inputs["a"].inserts) == (12, 2)
             await recovery.follow(state, anew, fenced=False)
             replica = state.merge.inputs["a"]
@@ -469,8 +473,8 @@ def test_a_co_partitioned_replica_is_as_wide_after_a_restart_as_before(merge: Me
     async def recover() -> tuple[int, int, int]:
         async with AsyncExitStack() as stack:
             recovery = await recovery_of(merge, stack, partition=1)
-            mark = await recovery.last_commit(fenced=False)
-            state = await recovery.recover(mark, fenced=False)
+            commit = await recovery.last_commit(fenced=False)
+            state = await recovery.recover(commit, fenced=False)
             a = state.replicas.states["a"]
             assert a.step is not None
             return a.width, a.step.decoder.partitions, state.merge.inputs["a"].stable
@@ -497,10 +501,10 @@ def test_what_another_policy_would_have_emitted_is_missed_once_however_often_it_
     async def recover() -> list[Element]:
         async with AsyncExitStack() as stack:
             recovery = await recovery_of(merge, stack)
-            mark = await recovery.last_commit(fenced=False)
-            assert mark is not None
+            commit = await recovery.last_commit(fenced=False)
+            assert commit is not None
             for _ in range(2):
-                state = await recovery.recover(mark, fenced=False)
+                state = await recovery.recover(commit, fenced=False)
             return [each for each in state.missed if each == ETERNAL]
 
     assert asyncio.run(asyncio.wait_for(recover(), 30)) == [ETERNAL]

@@ -127,7 +127,7 @@ def test_a_newer_version_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) ->
 async def collected(
     taking: Snapshots, *, behind: int = 100
 ) -> tuple[dict[bytes, bytes], SnapshotPlace]:
-    """Commits what there is until it is all there: a mark behind the chunks of each commit."""
+    """Commits what there is until it is all there, a commit record behind the chunks of each."""
     found: dict[bytes, bytes] = {}
     async with asyncio.timeout(20):
         while True:
@@ -136,7 +136,7 @@ async def collected(
                 continue
             chunks = taking.chunks()
             found |= dict(chunks)
-            behind += len(chunks) + 2  # the mark and the transaction's marker
+            behind += len(chunks) + 2  # the commit record and the transaction's marker
             if (place := taking.committed(len(chunks), behind - 1)) is not None:
                 return found, place
 
@@ -167,13 +167,13 @@ def test_one_is_due_after_many_records_however_early_once_the_last_one_has_reste
 def test_the_child_writes_the_state_of_the_instant_at_which_it_was_started() -> None:
     async def run() -> None:
         was = state(60_000)
-        mark, expected = was.commit_record(), b"".join(was.stream(was.commit_record()))
+        commit, expected = was.commit_record(), b"".join(was.stream(was.commit_record()))
         clock = Clock()
         taking = Snapshots(every=60, clock=clock, counts=Counter())
         assert not taking.is_due
         clock.now = 6
         assert bool(taking.is_due)
-        taking.start(mark.transaction, was.stream(mark), (), 0, 0)
+        taking.start(commit.transaction, was.stream(commit), (), 0, 0)
         assert not taking.is_due, "one at a time"
         was.merge.process("a", Stable(2**63 - 1))  # the merge goes on meanwhile
         found, place = await collected(taking)
@@ -182,7 +182,7 @@ def test_the_child_writes_the_state_of_the_instant_at_which_it_was_started() -> 
         assert (place.size, place.digest) == (len(data), hashlib.sha256(data).hexdigest())
         assert place.chunks == len(found) > 1
         assert place.last - place.first + 1 >= place.chunks
-        assert restored([data]).commit_record() == mark
+        assert restored([data]).commit_record() == commit
         clock.now = 65
         rested = taking.is_due
         clock.now = 66
@@ -340,7 +340,7 @@ def test_closing_when_the_child_has_ended_and_was_waited_for_already() -> None:
 
 def test_a_mark_comes_back_and_a_newer_one_is_refused() -> None:
     place = SnapshotPlace(1, 5, 10, 20, 3, 1_000, "00", 5)
-    mark = CommitRecord(
+    commit = CommitRecord(
         transaction=9,
         output_records=100,
         stable=-(2**63),
@@ -351,7 +351,7 @@ def test_a_mark_comes_back_and_a_newer_one_is_refused() -> None:
         quarantined={"b": "why"},
         snapshots=(place,),
     )
-    assert CommitRecord.of(mark.encoded()) == mark
+    assert CommitRecord.of(commit.encoded()) == commit
     for other in (b"{}", b'{"version":4}'):  # version 1 was not written
         with pytest.raises(StateError, match=r"of version [14], and versions 2 and 3"):
             CommitRecord.of(other)

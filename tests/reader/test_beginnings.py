@@ -15,7 +15,7 @@ from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.publish import publish
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import Topics
-from lmerge_service.reader.beginnings import Beginning, beginnings_of
+from lmerge_service.reader.beginnings import PartitionStart, beginnings_of
 from lmerge_service.reader.read_merged import MergedReader, read_merged
 from lmerge_service.tdb import Event, reconstitute
 from tests.reader.test_inlets import Reading
@@ -29,7 +29,7 @@ B, C = Event(b'"b"', 2, 9), Event(b'"c"', 8, INFINITY)
 
 def test_what_a_snapshot_holds_is_handed_out_as_inserts_and_is_correct_from_its_stable_on() -> None:
     reading = Reading()
-    assert reading.begin("a", Beginning([B, C], 7, 40)) == [Insert(*B), Insert(*C)]
+    assert reading.begin("a", PartitionStart([B, C], 7, 40)) == [Insert(*B), Insert(*C)]
     assert reading.merge.gap is not None, "until it is accepted"
     assert reading.merge.accept_gap()[1] == [Stable(7)]
     assert reading.take("a", Stable(9)) == [Stable(9)]
@@ -37,7 +37,7 @@ def test_what_a_snapshot_holds_is_handed_out_as_inserts_and_is_correct_from_its_
 
 def test_partitions_that_are_stable_up_to_different_times_are_correct_from_the_latest() -> None:
     reading = Reading()
-    begun = reading.begin("a", Beginning([B], 7, 40), Beginning([C], 12, 3))
+    begun = reading.begin("a", PartitionStart([B], 7, 40), PartitionStart([C], 12, 3))
     assert begun == [Insert(*B), Insert(*C)]
     gap, out = reading.merge.accept_gap()
     assert (gap.end, out) == (12, [Stable(7)])
@@ -47,7 +47,10 @@ def test_partitions_that_are_stable_up_to_different_times_are_correct_from_the_l
 def test_of_an_output_that_has_started_over_the_latest_incarnation_is_begun() -> None:
     """What a partition holds of an older one does not count, and what comes is of no new one."""
     reading = Reading()
-    old, new = Beginning([B], 7, 40), Beginning([C], 12, 3, incarnation=1, correct_from=20)
+    old, new = (
+        PartitionStart([B], 7, 40),
+        PartitionStart([C], 12, 3, incarnation=1, correct_from=20),
+    )
     assert reading.begin("a", old, new) == [Insert(*C)]
     status = reading.status("a")
     assert (status.incarnation, status.correct_from) == (1, 20)
@@ -61,16 +64,18 @@ def test_of_an_output_that_has_started_over_the_latest_incarnation_is_begun() ->
 
 def test_a_partition_without_a_snapshot_is_read_from_its_first_record() -> None:
     reading = Reading()
-    assert reading.begin("a", Beginning([], START, 0), Beginning([B], 7, 40)) == [Insert(*B)]
+    assert reading.begin("a", PartitionStart([], START, 0), PartitionStart([B], 7, 40)) == [
+        Insert(*B)
+    ]
     assert [at for _, at in sorted(reading.inlets.positions().items())] == [0, 40]
 
 
 def test_the_snapshot_of_a_topic_that_is_behind_takes_nothing_from_one_that_is_ahead() -> None:
     """`b` does not know of an event that ended before its snapshot, and `a` has it live."""
     reading = Reading()
-    reading.begin("a", Beginning([B], 7, 40))
+    reading.begin("a", PartitionStart([B], 7, 40))
     reading.merge.accept_gap()
-    assert reading.begin("b", Beginning([C], 12, 40)) == [Insert(*C)]
+    assert reading.begin("b", PartitionStart([C], 12, 40)) == [Insert(*C)]
     assert reading.take("a", Insert(*C)) == []
     assert reading.take("a", Stable(12)) == [Stable(12)], "and b is joined"
     assert reading.take("b", Stable(30)) == [Stable(30)]
@@ -78,7 +83,7 @@ def test_the_snapshot_of_a_topic_that_is_behind_takes_nothing_from_one_that_is_a
 
 def test_payloads_of_a_snapshot_are_equal_by_the_rule_of_who_reads() -> None:
     decomposed = '"e\u0301"'.encode()
-    beginning = Beginning([Event(decomposed, 2, 9), Event(b'{"a":null}', 3, 9)], 7, 0)
+    beginning = PartitionStart([Event(decomposed, 2, 9), Event(b'{"a":null}', 3, 9)], 7, 0)
     plain, nulls = WireDecoder(), WireDecoder(nfc=True, drop_nulls=True)
     assert [each.payload for each in beginning.inserts(plain)] == [decomposed, b'{"a":null}']
     assert [each.payload for each in beginning.inserts(nulls)] == ['"\u00e9"'.encode(), b"{}"]
@@ -142,7 +147,7 @@ def test_a_topic_that_comes_later_and_cannot_be_begun_is_left_out_and_the_other_
     """Here since its state is damaged; the search must not move the reader."""
     connection, late = Connection(merge.bootstrap), f"{merge.output}.late"
 
-    async def refused(source: Source, topic: str, width: int) -> list[Beginning]:
+    async def refused(source: Source, topic: str, width: int) -> list[PartitionStart]:
         if topic == late:
             tp = TopicPartition(topic, 0)
             await anext(source.backlog({tp: 0}, {tp: 1}))

@@ -7,7 +7,7 @@ from lmerge_service.elements import START, Element, Insert, Stable
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
-from lmerge_service.reader.beginnings import Beginning
+from lmerge_service.reader.beginnings import PartitionStart
 from lmerge_service.reader.inlets import Inlets, ReadPosition, StartedOver, TopicStatus
 from lmerge_service.reader.token import Token
 from tests.merge.test_step import events, numbered, records
@@ -46,7 +46,7 @@ class Reading:
         self.check()
         return let_go
 
-    def begin(self, topic: str, *beginnings: Beginning) -> list[Element]:
+    def begin(self, topic: str, *beginnings: PartitionStart) -> list[Element]:
         """Begins a topic in its middle."""
         found = {topic: TopicInfo(topic, len(beginnings))}
         wanted = self.inlets.unplaced(found)

@@ -35,7 +35,7 @@ from lmerge_service.kafka.source import Source
 from lmerge_service.kafka.state import last_with_key
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.local.broker import free_port
-from lmerge_service.merge.commit_record import MARK_KEY, CommitRecord
+from lmerge_service.merge.commit_record import COMMIT_KEY, CommitRecord
 from lmerge_service.merge.decisions import records as decisions
 from lmerge_service.merge.decisions.records import Action
 from lmerge_service.offline.audit import Audited, audit_topic
@@ -206,14 +206,14 @@ class Merge:
                 if not hurry.is_set():
                     await asyncio.sleep(0.02)
 
-    def mark(self, partition: int = 0) -> CommitRecord | None:
+    def last_commit(self, partition: int = 0) -> CommitRecord | None:
         """What the task last committed of where it stands."""
 
         async def read() -> CommitRecord | None:
             tp = TopicPartition(f"{self.output}.state", partition)
             async with Source(Connection(self.bootstrap)) as source:
                 ends = await source.ends([tp])
-                record = await last_with_key(source, tp, MARK_KEY, end=ends[tp])
+                record = await last_with_key(source, tp, COMMIT_KEY, end=ends[tp])
             return None if record is None else CommitRecord.of(record.value)
 
         return asyncio.run(read())
@@ -222,12 +222,12 @@ class Merge:
         """A task has committed that everything before `offset` is merged."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            mark = self.mark()
-            standing = mark and mark.replicas.get(replica)
+            commit = self.last_commit()
+            standing = commit and commit.replicas.get(replica)
             if standing and standing.partitions[0].next >= offset:
                 return
             time.sleep(0.1)
-        raise AssertionError(f"{replica} is not merged up to {offset}: {mark}")
+        raise AssertionError(f"{replica} is not merged up to {offset}: {commit}")
 
     def send_raw(
         self, topic: str, values: Sequence[bytes | None], key: bytes | None = b"k"
@@ -302,7 +302,7 @@ class Worker:
         return self.wait(lambda status: status["state"] == "running", "the worker to run")
 
     def wait_until_it(self, role: str, seconds: float = 30) -> Any:
-        """It leads or follows all tasks that it has, and has the state of the last mark."""
+        """It leads or follows all tasks that it has, and has the state of the last commit."""
         phase = {"leads": "leading", "follows": "following"}[role]
         return self.wait(
             lambda status: (

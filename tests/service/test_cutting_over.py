@@ -47,7 +47,7 @@ def begin(merge: Merge, **fields: Any) -> BeginCutover:
 
 def marks(merge: Merge) -> list[CommitRecord]:
     """Where the tasks stand."""
-    found = [merge.mark(task) for task in range(TASKS)]
+    found = [merge.last_commit(task) for task in range(TASKS)]
     return [mark for mark in found if mark is not None]
 
 

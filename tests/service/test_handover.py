@@ -63,7 +63,7 @@ async def _handed_over(topology: Topology) -> None:
 def test_a_task_that_is_overtaken_while_it_recovers_is_fenced_and_blames_nobody(
     bootstrap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It had read the last mark, and then read what the next owner had written behind it; that is
+    """It had read the last commit record, then what the next owner had written behind it; that is
     nothing that "something else" has written, and no reason to end the worker."""
     merge = Merge(bootstrap, tmp_path)
     merge.publish("a", [Insert(b'"A"', 6, 12), Stable(10)])
@@ -83,12 +83,12 @@ async def _overtaken(merge: Merge, topology: Topology, monkeypatch: pytest.Monke
         last_commit, heirs = Recovery.last_commit, [after]
 
         async def read_and_stand_still(self: Recovery, *, fenced: bool) -> CommitRecord | None:
-            mark = await last_commit(self, fenced=fenced)
+            commit = await last_commit(self, fenced=fenced)
             if heirs:
                 heir = heirs.pop()
                 await heir.lead(stack)
                 await _until_stable(heir, 20)
-            return mark
+            return commit
 
         monkeypatch.setattr(Recovery, "last_commit", read_and_stand_still)
         with pytest.raises(FencedError, match="another worker leads by now"):

@@ -166,8 +166,8 @@ def test_it_begins_with_the_state_of_a_merge_and_carries_the_output_alone(
 
 def stable_of(merge: Merge, task: int) -> int | None:
     """Where its last commit has brought it."""
-    mark = merge.mark(task)
-    return None if mark is None else mark.stable
+    commit = merge.last_commit(task)
+    return None if commit is None else commit.stable
 
 
 def by_key(payload: bytes, width: int) -> int:

@@ -181,9 +181,9 @@ def test_a_gap_that_was_accepted_stays_so_when_every_worker_is_killed(merge: Mer
         merge.publish("d", [Stable(140)])
         worker.wait(lambda s: s["output"]["stable_point"] == 140, "stable(140)")
         worker.kill()
-    mark = merge.mark()
-    assert mark is not None
-    assert mark.replicas["d"].gap_accepted
+    commit = merge.last_commit()
+    assert commit is not None
+    assert commit.replicas["d"].gap_accepted
     with merge.worker() as worker:
         worker.wait_until_running()
         merge.publish("d", [Stable(INFINITY)])

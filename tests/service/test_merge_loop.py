@@ -255,9 +255,9 @@ def test_a_quarantine_survives_death_before_and_after_its_decision(
         monkeypatch.undo()
 
     asyncio.run(before())
-    mark = merge.mark()
-    assert mark is not None
-    assert list(mark.quarantined) == ["a"]
+    commit = merge.last_commit()
+    assert commit is not None
+    assert list(commit.quarantined) == ["a"]
     with merge.worker() as worker:  # whose clock has not moved a day
         status = worker.wait(lambda s: s["version"] == 2, "the decision")
         assert status["replicas"][0]["state"] == "quarantined"
@@ -339,9 +339,9 @@ def test_a_held_stable_is_judged_again_after_kill_9_and_skipped_by_quarantine_an
         worker.wait(lambda s: s["replicas"][0]["held"], "the leap")
         merge.wait_until_committed("a", 2)
         worker.kill()
-    mark = merge.mark()
-    assert mark is not None
-    assert mark.replicas["a"].partitions[0].next == 2
+    commit = merge.last_commit()
+    assert commit is not None
+    assert commit.replicas["a"].partitions[0].next == 2
 
     async def play() -> None:
         async with running(merge) as worker:

@@ -24,7 +24,7 @@ from lmerge_service.kafka.connection import Connection
 from lmerge_service.reader.inlets import StartedOver
 from lmerge_service.reader.read_merged import ReaderStatus, read_merged
 from lmerge_service.tdb import TDB, Event, reconstitute
-from tests.merge.test_recovery import last_mark, mark_again, spoilt
+from tests.merge.test_recovery import commit_again, last_commit, spoilt
 from tests.service.cluster import Merge, Worker, logical, meaning, replica_streams
 from tests.service.test_retention import trim_topic
 
@@ -50,11 +50,11 @@ def lmerge(*arguments: str) -> tuple[int, str, str]:
 def lose_state(merge: Merge, *, partition: int = 0) -> int:
     """Spoils both snapshots, and deletes the first record of the output's incarnation; returns how
     far the output was stable."""
-    mark = last_mark(merge)
-    assert len(mark.snapshots) == 2
-    mark_again(merge, spoilt(mark, 0, 1))
-    trim_topic(merge, merge.output, mark.output.offset + 1)
-    return mark.stable
+    commit = last_commit(merge)
+    assert len(commit.snapshots) == 2
+    commit_again(merge, spoilt(commit, 0, 1))
+    trim_topic(merge, merge.output, commit.output.offset + 1)
+    return commit.stable
 
 
 def ended_with(worker: Worker, code: int) -> str:
@@ -68,13 +68,13 @@ def wait_for_snapshots(merge: Merge, worker: Worker, *, incarnation: int = 0) ->
     """Until two are taken, and cover all that was published in an incarnation."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
-        mark = merge.mark()
-        if mark and len(mark.snapshots) == 2 and mark.output.incarnation == incarnation:
-            published = mark.output_records > mark.output.records
-            if published and mark.snapshots[1].records >= mark.output_records:
+        commit = merge.last_commit()
+        if commit and len(commit.snapshots) == 2 and commit.output.incarnation == incarnation:
+            published = commit.output_records > commit.output.records
+            if published and commit.snapshots[1].records >= commit.output_records:
                 return
         time.sleep(0.1)
-    raise AssertionError(f"{merge.mark()}\n{worker.text()}")
+    raise AssertionError(f"{merge.last_commit()}\n{worker.text()}")
 
 
 def wait_until_running(worker: Worker) -> None:
@@ -154,9 +154,9 @@ def test_a_lost_output_goes_on_by_a_decision_and_its_consumers_take_it_for_a_res
             wait_for_snapshots(merge, worker)
             worker.kill()
         assert "can be recovered" in lmerge("restart-output", str(merge.path))[2]
-        published = last_mark(merge).output_records
+        published = last_commit(merge).output_records
         upper_worker.wait(
-            lambda s: s["output"]["stable_point"] == last_mark(merge).stable, "all is read", 60
+            lambda s: s["output"]["stable_point"] == last_commit(merge).stable, "all is read", 60
         )
         stable = lose_state(merge)
         with merge.worker() as worker:
@@ -168,7 +168,7 @@ def test_a_lost_output_goes_on_by_a_decision_and_its_consumers_take_it_for_a_res
         assert f"replica a: correct from {stable} on" in shown
         assert f"stable at {stable}: nothing is lost" in shown
         assert "nothing is decided" in shown
-        assert last_mark(merge).output.incarnation == 0
+        assert last_commit(merge).output.incarnation == 0
         code, shown, _ = lmerge("restart-output", str(merge.path), "--yes", "--json")
         assert (code, json.loads(shown)["decided"]["version"]) == (0, 2)
         code, _, refused = lmerge("restart-output", str(merge.path), "--yes")
@@ -191,9 +191,9 @@ def test_a_lost_output_goes_on_by_a_decision_and_its_consumers_take_it_for_a_res
     first, second = incarnations(output_of(merge))
     assert (first.incarnation, second.incarnation, second.correct_from) == (0, 1, stable)
     assert not first.wrong + second.wrong
-    mark = last_mark(merge)
-    assert (mark.output.incarnation, mark.output.correct_from) == (1, stable)
-    assert mark.output.records == published
+    commit = last_commit(merge)
+    assert (commit.output.incarnation, commit.output.correct_from) == (1, stable)
+    assert commit.output.records == published
     assert from_then_on(tdb_of(second.topic), stable) == from_then_on(meaning(lives), stable)
     reading = read(merge, start="snapshot")
     since = reading.status.correct_from
@@ -282,7 +282,7 @@ def test_workers_that_may_start_over_by_themselves_do_so_wherever_they_are_kille
         wait_until_ended(worker)
     found = incarnations(output_of(merge))
     last = found[-1]
-    assert last.incarnation == last_mark(merge).output.incarnation == 2
+    assert last.incarnation == last_commit(merge).output.incarnation == 2
     assert not [wrong for each in found for wrong in each.wrong]
     right = from_then_on(meaning(lives), last.correct_from)
     assert from_then_on(tdb_of(last.topic), last.correct_from) == right

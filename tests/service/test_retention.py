@@ -23,7 +23,7 @@ from lmerge_service.kafka.topics import Topics
 from lmerge_service.merge.state_file import export_to, outputs
 from lmerge_service.offline.audit import Audited, audit_topic, compare
 from lmerge_service.tdb import TDB
-from tests.merge.test_recovery import last_mark, mark_again, rebuilt
+from tests.merge.test_recovery import commit_again, last_commit, rebuilt
 from tests.service.cluster import Merge, Worker, logical, meaning, replica_streams
 
 pytestmark = pytest.mark.kafka
@@ -242,7 +242,7 @@ def test_an_output_that_nothing_can_recover_is_refused_in_words(merge: Merge) ->
         merge.publish("a", [ETERNAL, SHORT, Stable(10)])
         wait_until_trimmed(merge, worker, 3)
         worker.kill()
-    mark_again(merge, replace(last_mark(merge), snapshots=()))
+    commit_again(merge, replace(last_commit(merge), snapshots=()))
     with merge.worker() as worker:
         assert worker.process.wait(30) == 4
         assert "begins at offset" in worker.text()

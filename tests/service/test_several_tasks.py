@@ -17,7 +17,7 @@ from lmerge_service.elements import INFINITY, Insert, Stable
 from lmerge_service.formats.routing import Router
 from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.sink import Outbox, Sink
-from lmerge_service.merge.commit_record import MARK_KEY, CommitRecord
+from lmerge_service.merge.commit_record import COMMIT_KEY, CommitRecord
 from lmerge_service.tdb import TDB, reconstitute
 from tests.service.cluster import Merge, Worker, logical, meaning, replica_streams
 
@@ -200,7 +200,7 @@ def has_ended_for(replica: str, partition: int, status: Any) -> bool:
 
 @pytest.mark.full
 def test_n1_a_producer_from_outside_fences_once_and_ends_nothing(merge: Merge) -> None:
-    """It publishes nothing and has no mark: whoever it was, the task is this worker's."""
+    """It publishes nothing and has no commit record: whoever it was, the task is this worker's."""
     with merge.worker() as worker:
         worker.wait_until_running()
         merge.publish("a", [Insert(b'"before"', 1, 9), Stable(2)])
@@ -219,9 +219,9 @@ def test_n1_another_merge_of_the_same_output_ends_the_worker_and_is_named(merge:
         worker.wait_until_running()
         merge.publish("a", [Insert(b'"before"', 1, 9), Stable(2)])
         worker.wait(lambda s: s["output"]["stable_point"] == 2, "stable(2)")
-        mark = merge.mark()
-        assert mark is not None
-        asyncio.run(take_over(merge, msgspec.structs.replace(mark, merge="theirs")))
+        commit = merge.last_commit()
+        assert commit is not None
+        asyncio.run(take_over(merge, msgspec.structs.replace(commit, merge="theirs")))
         merge.publish("a", [Insert(b'"behind"', 3, 9)])
         assert worker.process.wait(30) == 5
         assert f"{merge.output}-0: merge 'theirs' publishes to" in worker.text().splitlines()[-1]
@@ -229,8 +229,8 @@ def test_n1_another_merge_of_the_same_output_ends_the_worker_and_is_named(merge:
     assert found.tdb == TDB([(b'"before"', 1, 9)], 2)
 
 
-async def take_over(merge: Merge, mark: CommitRecord | None = None) -> None:
-    """As a second merge with the same output would; `mark` is what it commits."""
+async def take_over(merge: Merge, commit: CommitRecord | None = None) -> None:
+    """As a second merge with the same output would; `commit record` is what it commits."""
     async with Sink(
         Connection(merge.bootstrap),
         transactional_id=f"lmerge.{merge.output}.0",
@@ -240,8 +240,8 @@ async def take_over(merge: Merge, mark: CommitRecord | None = None) -> None:
         events=f"{merge.output}.events",
         max_record_bytes=1 << 20,
     ) as sink:
-        if mark is not None:
-            await sink.commit(Outbox(state=[(MARK_KEY, mark.encoded())]))
+        if commit is not None:
+            await sink.commit(Outbox(state=[(COMMIT_KEY, commit.encoded())]))
 
 
 @pytest.mark.full

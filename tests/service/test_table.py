@@ -200,7 +200,7 @@ def test_switched_off_and_on_again_nothing_is_stale_and_nothing_is_missing(merge
         wait_for_table(worker)
         worker.terminate()
     assert len(assert_right(merge).rows) == 3
-    assert merge.mark() is not None
+    assert merge.last_commit() is not None
 
 
 @pytest.mark.full

@@ -20,7 +20,7 @@ from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.sink import Committed, Outbox, Sink
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.local.broker import LocalBroker
-from lmerge_service.merge.commit_record import MARK_KEY
+from lmerge_service.merge.commit_record import COMMIT_KEY
 from lmerge_service.service import worker as service
 from lmerge_service.service.status.build import status_of
 from lmerge_service.tdb import TDB
@@ -215,12 +215,12 @@ def test_a_topic_with_fewer_records_than_were_merged_is_merged_anew(merge: Merge
     with merge.worker() as worker:
         worker.wait(lambda s: s["output"]["stables"] > 0, "stables")
         assert worker.terminate() == 0
-    mark = merge.mark()
-    assert mark is not None
-    a = mark.replicas["a"]
+    commit = merge.last_commit()
+    assert commit is not None
+    a = commit.replicas["a"]
     a = replace(a, partitions={0: replace(a.partitions[0], next=1_000)})
-    mark = replace(mark, replicas={"a": a})
-    merge.send_raw(f"{merge.output}.state", [mark.encoded()], key=MARK_KEY)
+    commit = replace(commit, replicas={"a": a})
+    merge.send_raw(f"{merge.output}.state", [commit.encoded()], key=COMMIT_KEY)
     with merge.worker() as worker:
         worker.wait(lambda s: s["replicas"][0]["state"] == "joined", "the replica")
         assert "holds 60 records, and 1000 were merged" in worker.text(100)

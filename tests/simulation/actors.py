@@ -28,7 +28,7 @@ from lmerge_service.errors import LMergeError, LostOutputError, TransportError
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.source import TopicPartition
-from lmerge_service.merge.commit_record import MARK_KEY, CommitRecord
+from lmerge_service.merge.commit_record import COMMIT_KEY, CommitRecord
 from lmerge_service.service.worker import Worker
 from tests.simulation.adapter import build, work
 from tests.simulation.memory import Broker, Message, Producer
@@ -359,7 +359,7 @@ class Decay:
     def _is_spare(self, record: CommittedRecord) -> bool:
         """It is of the latest snapshot, and the one before is whole."""
         tp = TopicPartition(record.topic, record.partition)
-        mark = self.broker.last(tp, MARK_KEY)
+        mark = self.broker.last(tp, COMMIT_KEY)
         places = () if mark is None else CommitRecord.of(mark.value).snapshots
         if len(places) < 2 or self.spoilt.intersection(each.digest for each in places):
             return False

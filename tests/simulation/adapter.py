@@ -18,7 +18,7 @@ from lmerge_service.kafka.log import Log
 from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.merge import recovery
-from lmerge_service.merge.commit_record import MARK_KEY, CommitRecord
+from lmerge_service.merge.commit_record import COMMIT_KEY, CommitRecord
 from lmerge_service.merge.decisions import folding, reading
 from lmerge_service.merge.decisions.control_log import LoggedControl
 from lmerge_service.merge.decisions.folds import Fold
@@ -212,6 +212,6 @@ def carried_out(broker: Broker, topology: Topology) -> int:
     if broker.describe(topic) is None:
         return 0
     for partition in range(topology.output.partitions):
-        mark = broker.last(TopicPartition(topic, partition), MARK_KEY)
+        mark = broker.last(TopicPartition(topic, partition), COMMIT_KEY)
         versions.append(0 if mark is None else CommitRecord.of(mark.value).decided)
     return min(versions)

@@ -26,7 +26,7 @@ from lmerge_service.errors import IllegalStreamError, StateError, TransportError
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.source import TopicPartition
-from lmerge_service.merge.commit_record import MARK_KEY, CommitRecord
+from lmerge_service.merge.commit_record import COMMIT_KEY, CommitRecord
 from lmerge_service.merge.decisions.records import decide
 from lmerge_service.merge.inspection import decided
 from lmerge_service.merge.output_restart import decide_in_log, lost_partitions, plan_restart
@@ -73,7 +73,7 @@ class Disasters:
     def _spoil(self, partition: int) -> bool:
         """Of a partition that has published something since its incarnation began."""
         output, broker = self.topology.output, self.broker
-        mark = broker.last(TopicPartition(output.state_topic, partition), MARK_KEY)
+        mark = broker.last(TopicPartition(output.state_topic, partition), COMMIT_KEY)
         if mark is None:
             return False
         begun = CommitRecord.of(mark.value).output.offset

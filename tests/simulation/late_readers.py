@@ -17,7 +17,7 @@ from lmerge_service.drills.records import CommittedTopic
 from lmerge_service.drills.streams import incarnations
 from lmerge_service.errors import IllegalStreamError, StateError, TransportError
 from lmerge_service.formats.wire import WireDecoder
-from lmerge_service.reader.beginnings import Beginning, beginnings_of
+from lmerge_service.reader.beginnings import PartitionStart, beginnings_of
 from lmerge_service.tdb import TDB
 from tests.simulation.clients import MemorySource
 from tests.simulation.memory import Broker, UnknownTopic
@@ -36,7 +36,7 @@ class LateReaders:
     broker: Broker
     chance: Random
     weather: Weather
-    begun: list[tuple[int, Beginning]] = field(default_factory=list)
+    begun: list[tuple[int, PartitionStart]] = field(default_factory=list)
     """Partition, and where one has begun in it."""
     refused: list[str] = field(default_factory=list)
     """Why one could not begin."""

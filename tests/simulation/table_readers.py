@@ -23,7 +23,7 @@ from lmerge_service.config.topology import Topology
 from lmerge_service.drills.records import CommittedRecord, CommittedTopic
 from lmerge_service.errors import StateError, TransportError
 from lmerge_service.kafka.source import TopicPartition
-from lmerge_service.merge.commit_record import MARK_KEY, CommitRecord
+from lmerge_service.merge.commit_record import COMMIT_KEY, CommitRecord
 from tests.simulation.clients import MemorySource
 from tests.simulation.memory import Broker, UnknownTopic
 from tests.simulation.network import Network, Weather
@@ -78,7 +78,7 @@ class TableReaders:
         for partition in range(output.partitions):
             if not self._is_settled(partition):
                 continue
-            mark = self.broker.last(TopicPartition(output.state_topic, partition), MARK_KEY)
+            mark = self.broker.last(TopicPartition(output.state_topic, partition), COMMIT_KEY)
             commit = CommitRecord() if mark is None else CommitRecord.of(mark.value)
             view = self._view(found[0], partition)
             if commit.table is not None and commit.table.topic_id == found[0]:

@@ -237,9 +237,9 @@ def test_a_commit_returns_where_its_records_end(kafka: Kafka, topic: str) -> Non
             for name in (topic, f"{topic}.dead", f"{topic}.state"):
                 await topics.ensure(name)
         async with kafka.sink(topic, topic) as sink:
-            first = await sink.commit(outbox(b"1", b"2", state=[(b"mark", b"m")]))
+            first = await sink.commit(outbox(b"1", b"2", state=[(b"commit", b"m")]))
             assert (first.output, first.state) == (2, 1)
-            assert await sink.commit(outbox(state=[(b"mark", b"n")])) == Committed(None, 3)
+            assert await sink.commit(outbox(state=[(b"commit", b"n")])) == Committed(None, 3)
             assert await sink.commit(outbox(b"3")) == Committed(4, None)
 
     kafka.play(main())

@@ -16,7 +16,7 @@ TP = TopicPartition("state", 0)
 def found_after(broker: Broker, end: int) -> bytes | None:
     async def main() -> bytes | None:
         source = cast(Source, MemorySource(Network(broker, Random(1))))
-        record = await last_with_key(source, TP, b"mark", end=end)
+        record = await last_with_key(source, TP, b"commit", end=end)
         return None if record is None else record.value
 
     return run(main())
@@ -27,7 +27,7 @@ def written(*values: bytes) -> Broker:
     broker.create("state")
     broker.produce(TP, [(b"other", b"x", ())])
     for value in values:
-        broker.produce(TP, [(b"mark", value, ())])
+        broker.produce(TP, [(b"commit", value, ())])
     return broker
 
 
@@ -35,7 +35,7 @@ def test_one_that_was_replaced_since_the_end_was_asked_for_is_the_later_one() ->
     """Else a task would count as one that has committed nothing (simulation, seed 11801)."""
     broker = written(b"1")
     end = broker.last_stable(TP)
-    broker.produce(TP, [(b"mark", b"2", ())])
+    broker.produce(TP, [(b"commit", b"2", ())])
     assert found_after(broker, end) == b"1"
     broker.compact("state")
     assert found_after(broker, end) == b"2"

@@ -19,7 +19,7 @@ import msgspec
 from lmerge_service.elements import INFINITY, START, Element
 from lmerge_service.errors import ElementError, StateError
 from lmerge_service.formats.dialects.horizon import Horizon
-from lmerge_service.formats.dialects.options import TIMESTAMP, Lifetime, Watermark
+from lmerge_service.formats.dialects.options import TIMESTAMP, RowLifetime, Watermark
 from lmerge_service.formats.dialects.reading import (
     Fields,
     Path,
@@ -96,7 +96,7 @@ class TableDecoder:
     def __init__(self, options: Any, reader: Reader, table: Table | None = None) -> None:
         self._reader = reader
         self._horizon = Horizon(options.stable)
-        self._lifetime: Lifetime | None = options.lifetime
+        self._lifetime: RowLifetime | None = options.lifetime
         default: Table = Versions() if self._lifetime is None else Intervals()
         self._table = default if table is None else table
         self._time = options.time

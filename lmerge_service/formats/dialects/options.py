@@ -27,8 +27,8 @@ __all__ = (
     "Flink",
     "Format",
     "Lateness",
-    "Lifetime",
     "OpenClose",
+    "RowLifetime",
     "Transactions",
     "Upserts",
     "Watermark",
@@ -105,7 +105,7 @@ _DebeziumStable = Annotated[
 ]
 
 
-class Lifetime(_Model):
+class RowLifetime(_Model):
     """Rows that carry the interval in which they are valid (a window's start and end)."""
 
     vs: Path
@@ -132,7 +132,7 @@ class Debezium(_Model):
     dialect: Literal["debezium"]
     time: Path = "source.ts_ms"
     """When the change happened, from the envelope down; or `timestamp`."""
-    lifetime: Lifetime | None = None
+    lifetime: RowLifetime | None = None
     """Instead of `time`."""
     key: Keys | None = None
     """Fields that identify a row; by default the record key does."""
@@ -150,7 +150,7 @@ class Flink(_Model):
     """The field of a row that holds +I, -U, +U or -D (rowkind)."""
     time: Path = TIMESTAMP
     """When the change happened, from the record's value down; or `timestamp`."""
-    lifetime: Lifetime | None = None
+    lifetime: RowLifetime | None = None
     """Instead of `time`; then rows need no key, and nothing is kept."""
     key: Keys | None = None
     """Fields that identify a row; by default the whole row does."""
@@ -171,7 +171,7 @@ class Upserts(_Model):
     time: Path = TIMESTAMP
     """When the row became so, from the record's value down; or `timestamp`, which is also when a
     tombstone takes effect."""
-    lifetime: Lifetime | None = None
+    lifetime: RowLifetime | None = None
     """Instead of `time`."""
     key_into: Annotated[str, Field(min_length=1)] | None = None
     """Under which name the record key becomes part of the row, which must keep keys distinct."""

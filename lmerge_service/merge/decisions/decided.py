@@ -10,10 +10,10 @@ from lmerge_service.merge.replica_states import DesiredState
 
 __all__ = (
     "AcceptedGap",
+    "DecisionRefusal",
     "DesiredReplica",
     "Entry",
     "OutputIncarnation",
-    "Refusal",
     "RefusalKind",
 )
 
@@ -64,7 +64,7 @@ class OutputIncarnation:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class DecisionRefusal:
     """Why a decision changed nothing."""
 
     kind: RefusalKind
@@ -79,7 +79,7 @@ class Entry:
     decision: Decision
     version: int
     """The version after it."""
-    refusal: Refusal | None
+    refusal: DecisionRefusal | None
 
     @property
     def accepted(self) -> bool:

@@ -35,10 +35,10 @@ from lmerge_service.errors import ElementError
 from lmerge_service.merge.decisions.cutover import Cutover
 from lmerge_service.merge.decisions.decided import (
     AcceptedGap,
+    DecisionRefusal,
     DesiredReplica,
     Entry,
     OutputIncarnation,
-    Refusal,
     RefusalKind,
 )
 from lmerge_service.merge.decisions.records import Count, Declare, Time, Word
@@ -142,7 +142,7 @@ def agree(one: LedgerState, other: LedgerState) -> bool:
 
 
 def _essence(state: LedgerState) -> LedgerState:
-    kinds = [each.refusal and Refusal(each.refusal.kind, "") for each in state.entries]
+    kinds = [each.refusal and DecisionRefusal(each.refusal.kind, "") for each in state.entries]
     return structs.replace(
         state,
         unreadable=0,

@@ -51,10 +51,10 @@ from lmerge_service.merge.decisions import folds
 from lmerge_service.merge.decisions.cutover import Cutover, CutoverEvent, CutoverState, move
 from lmerge_service.merge.decisions.decided import (
     AcceptedGap,
+    DecisionRefusal,
     DesiredReplica,
     Entry,
     OutputIncarnation,
-    Refusal,
     RefusalKind,
 )
 from lmerge_service.merge.decisions.folds import Fold, LedgerState
@@ -79,11 +79,11 @@ from lmerge_service.merge.replica_states import DesiredState, ReplicaEvent, desi
 
 __all__ = (
     "AcceptedGap",
+    "DecisionRefusal",
     "DesiredReplica",
     "Entry",
     "Ledger",
     "OutputIncarnation",
-    "Refusal",
     "RefusalKind",
     "declaration",
     "undisputed",
@@ -97,7 +97,7 @@ _NAMED: Final = 20
 class _RefusedError(Exception):
     def __init__(self, kind: RefusalKind, reason: str) -> None:
         super().__init__(reason)
-        self.refusal = Refusal(kind, reason)
+        self.refusal = DecisionRefusal(kind, reason)
 
 
 _DesiredReplicas: TypeAlias = dict[str, DesiredReplica]

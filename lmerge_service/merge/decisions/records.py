@@ -159,7 +159,7 @@ class ReportCutover(
     since: Count
     """The version that brought it into the state that this is about."""
     task: Count
-    readiness: Literal["ready", "unready", "diverged"] = msgspec.field(name="says")
+    readiness: Literal["ready", "unready", "diverged"]
     at: Time
     """Where its output is."""
     why: Reason = ""

@@ -45,7 +45,7 @@ from lmerge_service.config.topology import GuardSettings
 from lmerge_service.core import DIVERGENT, BreachKind, Case
 from lmerge_service.elements import START
 
-__all__ = ("CHUNK", "BreachMonitor", "ChunkFindings", "Window")
+__all__ = ("CHUNK", "BreachMonitor", "ChunkFindings", "SlidingCounts")
 
 CHUNK: Final = 1_000
 """`BreachMonitor.after` takes chunks of at most this many records."""
@@ -65,7 +65,7 @@ _KEPT, _DOUBLED = 8, 5
 _WATCHED_STABLES = 32
 
 
-class Window:
+class SlidingCounts:
     """Counts over the latest `size` records, in blocks, so that it is small and slides evenly."""
 
     def __init__(self, size: int) -> None:
@@ -143,7 +143,7 @@ class BreachMonitor:
         self._own = _OWN - {BreachKind.BROKE_CASE} if case is Case.R1 else _OWN
         self._repeated = _OWN | {BreachKind.DUPLICATE_KEY}
         self._settings = settings
-        self._window = Window(settings.breach_window)
+        self._window = SlidingCounts(settings.breach_window)
         self._partitions = [_Partition(highest) for highest in stables]
         self._known: dict[BreachKind, int] = {}
         self._total = 0

@@ -44,7 +44,7 @@ from typing import Final
 
 from lmerge_service.elements import INFINITY, START
 
-__all__ = ("EVENT_BYTES", "EventBytes", "Flow", "FlowOrder", "ReplicaProgress")
+__all__ = ("EVENT_BYTES", "EventBytes", "FlowControl", "FlowOrder", "ReplicaProgress")
 
 EVENT_BYTES: Final = 1_200
 """What the index takes for a live event beside its payload: 800 (R3) to 1,100 bytes (R4) with two
@@ -104,7 +104,7 @@ class FlowOrder:
     """In words, what a person has to know and do; None while the output can move."""
 
 
-class Flow:
+class FlowControl:
     """Of one task. `voters` is the k of `stable=quorum(k)`, else 1."""
 
     def __init__(self, *, max_live_events: int, max_live_bytes: int, voters: int = 1) -> None:

@@ -1,9 +1,9 @@
 """Pacing: what flow control has to know of a task, and what it has decided.
 
 Theory
-    `Flow` decides, once a poll, by how far each replica is and how much is live. How far a replica
-    has been read is what its last chunks ended with; what live events take is estimated from a
-    few records of each batch. Neither costs anything per element.
+    `FlowControl` decides, once a poll, by how far each replica is and how much is live. How far a
+    replica has been read is what its last chunks ended with; what live events take is estimated
+    from a few records of each batch. Neither costs anything per element.
 
     The limits are a worker's. A task that is one of n has an n-th of them.
 """
@@ -14,7 +14,12 @@ from typing import Final
 from lmerge_service.config.topology import Limits
 from lmerge_service.core import LMerge
 from lmerge_service.formats.headers import RecordLike
-from lmerge_service.merge.guards.flow_control import EventBytes, Flow, FlowOrder, ReplicaProgress
+from lmerge_service.merge.guards.flow_control import (
+    EventBytes,
+    FlowControl,
+    FlowOrder,
+    ReplicaProgress,
+)
 from lmerge_service.merge.replicas import ReplicaState
 
 __all__ = ("Pacing",)
@@ -29,7 +34,7 @@ class Pacing:
     def __init__(self, limits: Limits, merge: LMerge, clock: Callable[[], float]) -> None:
         self._merge = merge
         self._clock = clock
-        self._flow = Flow(
+        self._flow = FlowControl(
             max_live_events=limits.max_live_events,
             max_live_bytes=limits.max_live_bytes,
             voters=merge.policy.voters,

@@ -6,7 +6,7 @@ from contextlib import aclosing
 from lmerge_service.errors import StateError
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.state import chunks, last_with_key
-from lmerge_service.merge.commit_record import MARK_KEY, CommitRecord, SnapshotPlace, chunk_key
+from lmerge_service.merge.commit_record import COMMIT_KEY, CommitRecord, SnapshotPlace, chunk_key
 from lmerge_service.merge.task_state import OpenedState
 
 __all__ = ("read_commit", "read_snapshot")
@@ -20,7 +20,7 @@ async def read_commit(source: Source, tp: TopicPartition, end: int) -> CommitRec
         StateError: it is of another version.
         TransportError: Kafka went away.
     """
-    record = await last_with_key(source, tp, MARK_KEY, end=end)
+    record = await last_with_key(source, tp, COMMIT_KEY, end=end)
     return None if record is None else CommitRecord.of(record.value)
 
 

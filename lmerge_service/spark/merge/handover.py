@@ -30,7 +30,7 @@ from lmerge_service.errors import StateError
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.sink import Outbox, Sink
 from lmerge_service.kafka.source import TopicPartition
-from lmerge_service.merge.commit_record import MARK_KEY, SnapshotPlace, chunk_key
+from lmerge_service.merge.commit_record import COMMIT_KEY, SnapshotPlace, chunk_key
 from lmerge_service.merge.inspection import recoveries
 from lmerge_service.merge.internal_topics import largest_record
 from lmerge_service.merge.state_file import rechunked
@@ -124,7 +124,7 @@ async def hand_over(
             slot = min(set(range(len(used) + 1)) - {each.slot for each in used})
             state.snapshots = ()
             state.snapshots = (await _snapshot(sink, state, slot),)
-            await sink.commit(Outbox(state=[(MARK_KEY, state.commit_record().encoded())]))
+            await sink.commit(Outbox(state=[(COMMIT_KEY, state.commit_record().encoded())]))
     plan, _ = last_batch(topology, checkpoint)
     msgspec.structs.replace(plan, handed_over=True).save(checkpoint)
 

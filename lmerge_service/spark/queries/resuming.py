@@ -29,7 +29,7 @@ from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.tails import tails
-from lmerge_service.offline.checkpoint import Holding
+from lmerge_service.offline.checkpoint import StreamContent
 from lmerge_service.spark.queries.beginnings import (
     Beginning,
     check_kept,
@@ -150,7 +150,7 @@ class _Content:
 
     def _begin(self, incarnation: int, joining_at: int) -> None:
         self.incarnation, self.joining_at = incarnation, joining_at
-        self._holding = Holding("merged alone: ")
+        self._holding = StreamContent("merged alone: ")
         self._merge = lmerge("R3", Policy(adjust="eager"))  # so that the last write counts
         self._merge.attach("it")
 

@@ -1,7 +1,7 @@
 """What a table is made of: a topic, or one stream in files, in pieces by offset.
 
 Theory
-    A feed tells where its partitions begin and end, and gives the records between offsets. A topic
+    A feed has where its partitions begin and end, and the records between offsets. A topic
     is asked for both; of files, offsets are looked at. Files hold one stream: Parquet that was
     written with offsets (a copy of a topic, a generated stream), or one file of JSON lines.
 """
