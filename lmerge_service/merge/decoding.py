@@ -262,6 +262,7 @@ class ReplicaDecoder:
                     incarnation, joining_at = incarnation_of(record.headers)
                     if incarnation < self.incarnation:
                         self._leave_out_stale(partition, record.offset, incarnation)
+                        native = None  # the next of this incarnation ends the run
                         continue
                     if incarnation > self.incarnation:
                         self.begin(incarnation, joining_at)
