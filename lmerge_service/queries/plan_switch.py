@@ -226,6 +226,9 @@ class RunningQuery:
             return first
         return net([*first, *self._emitted([Stable(stable)])])
 
+    def skip_before(self, point: int) -> None:
+        """Nothing about events with a final ve below it matters any more."""
+
     def snapshot(self) -> bytes:
         """The whole state, behind a digest.
 
