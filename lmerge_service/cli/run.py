@@ -63,6 +63,6 @@ def log_to_stderr(*, as_json: bool) -> None:
             structlog.processors.format_exc_info,
             renderer,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.NOTSET),
         logger_factory=to_stderr,
     )
