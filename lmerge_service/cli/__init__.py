@@ -33,9 +33,9 @@ from lmerge_service.cli import (
     merge,
     present,
     publish,
+    query_feed,
     query_run,
     read,
-    replica,
     restart_output,
     run,
     selection,
@@ -97,11 +97,9 @@ _COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
 for panel, commands in _COMMANDS.items():
     for each in commands:
         app.command(rich_help_panel=panel)(each)
-replica.app.command()(selection.readings)
-replica.app.command()(selection.select)
-app.add_typer(replica.app, name="replica", rich_help_panel=_KAFKA)
 queries = App(no_args_is_help=True, help="Continuous queries, each by several plans.")
-queries.command()(query_run.run)
+for each in (query_run.run, query_feed.feed, selection.readings, selection.select):
+    queries.command()(each)
 app.add_typer(queries, name="query", rich_help_panel=_KAFKA)
 app.add_typer(broker.app, name="broker", rich_help_panel=_KAFKA)
 app.add_typer(state.app, name="state", rich_help_panel=_KAFKA)

@@ -1,15 +1,18 @@
-"""`lmerge replica readings` and `select`: one query by two plans of opposite costs."""
+"""`lmerge query readings` and `select`: one query by two plans of opposite costs."""
 
 import re
-from typing import TYPE_CHECKING, Literal
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from lmerge_service.cli.options import Json, KafkaOptions, Seed, argument, check_topic, option
-from lmerge_service.cli.replica import Feedback, To, conclude, stop_on_sigterm
 from lmerge_service.cli.streams import watched
 from lmerge_service.cli.words import fields_of, finite, point, report
 from lmerge_service.errors import ConfigurationError
+from lmerge_service.signals import orderly_end
 
 if TYPE_CHECKING:
     from lmerge_service.demo.selection import Selection
@@ -27,9 +30,9 @@ def readings(
     *,
     kafka: KafkaOptions,
 ) -> None:
-    """Publish readings for `lmerge replica select`: all there are, in one transaction.
+    """Publish readings for `lmerge query select`: all there are, in one transaction.
 
-    Example: `lmerge replica readings forward.readings --count 20000 --batch 1000-3000`
+    Example: `lmerge query readings forward.readings --count 20000 --batch 1000-3000`
     """
     import asyncio
 
@@ -53,12 +56,14 @@ def _sizes(text: str) -> tuple[int, int]:
 
 
 def select(
-    to: To,
+    to: str = option("TOPIC", "Where to write; made if missing."),
     plan: Literal["udf0", "udf1"] = option(
         "PLAN", "udf0: expensive for small x; udf1: for large x."
     ),
-    readings: str = option("TOPIC", "What `lmerge replica readings` made."),
-    feedback: Feedback = None,
+    readings: str = option("TOPIC", "What `lmerge query readings` made."),
+    feedback: str | None = option(
+        "TOPIC", "A merge's output: leave out what is final there.", default=None
+    ),
     name: str | None = option(
         "NAME", "What the merge calls this replica. [default: PLAN]", default=None
     ),
@@ -74,7 +79,7 @@ def select(
 
     Ends with the readings, or on SIGTERM. A restart begins again, as the next incarnation.
 
-    Example: `lmerge replica select --plan udf0 --readings forward.readings --to forward.udf0`
+    Example: `lmerge query select --plan udf0 --readings forward.readings --to forward.udf0`
     """
     import asyncio
 
@@ -101,14 +106,28 @@ def select(
         document = {"plan": plan, "to": to, "incarnation": incarnation}
         report({"replica": document}, line, as_json=as_json, err=True)
 
-    with stop_on_sigterm() as stopped:
+    with _stop_on_sigterm() as stopped:
         running = run(
             replica,
             begun=begun,
             report=lambda each: _report(each, as_json=as_json),
             stopped=stopped,
         )
-        conclude(to, asyncio.run(running).ended, as_json=as_json)
+        _conclude(to, asyncio.run(running).ended, as_json=as_json)
+
+
+def _conclude(to: str, ended: bool, *, as_json: bool) -> None:
+    """Reports how a replica's run ended: with its input, or by a signal."""
+    line = f"{to}: {'ended' if ended else 'stopped'}"
+    report({"ended": ended}, line, as_json=as_json, err=True)
+
+
+@contextmanager
+def _stop_on_sigterm() -> Iterator[Any]:
+    """A function: has SIGTERM come? From then on another one does not interrupt what is left."""
+    signals: list[int] = []
+    with orderly_end(signals.append, [signal.SIGTERM]):
+        yield lambda: bool(signals)
 
 
 def _report(selection: "Selection", *, as_json: bool) -> None:

@@ -98,7 +98,7 @@ def test_a_topology_keeps_the_token_that_it_names(
     path.write_text(path.read_text().replace("{port: 0}", "{port: 0, control_token: {env: OURS}}"))
     worker, process = plan(path).members
     assert "--control-token" not in worker.command
-    assert set(process.environment) == {"LMERGE_TOPOLOGY", "LMERGE_WORKER"}
+    assert set(process.environment) == {"LMERGE_TOPOLOGY", "LMERGE_TOPOLOGY_DIR", "LMERGE_WORKER"}
 
 
 def test_a_plan_has_workers_with_a_port_each_and_this_lmerge(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ def faster(folder: Path, *names: str, rate: int = 1500) -> Path:
             "--rate, 400", f"--rate, {rate}"
         )
         (folder / f"{name}.yaml").write_text(text)
+    shutil.copy(SHIPPED / "flights.py", folder)
     return folder / f"{names[0]}.yaml"
 
 
@@ -72,8 +73,10 @@ def leading(up: Upped, merge: str) -> str:
 def audited(up: Upped, facts: str, output: str, query: str = "delays") -> None:
     """One more copy of the query, that has seen everything, and the output mean the same."""
     at = ("--bootstrap", up.shown["bootstrap"])
-    run = (query, "--plan", "conservative", "--plain", "--facts", facts, "--to", "check")
-    copy = lmerge(up.folder, "replica", "run", *run, *at)
+    what = (f"{SHIPPED.absolute()}/flights.py:{query}", "--plan", "3")
+    copy = lmerge(
+        up.folder, "query", "run", *what, "--topic", f"flights.facts={facts}", "--to", "check", *at
+    )
     assert copy.returncode == 0, copy.stderr
     audit = lmerge(up.folder, "audit", "kafka:check", f"kafka:{output}", *at)
     assert audit.returncode == 0, audit.stdout + audit.stderr
@@ -92,16 +95,17 @@ def test_two_of_three_die_and_are_merged_again_by_themselves(tmp_path: Path, nam
     rate = 1500 if name.endswith("plain") else 400  # Spark is to be there before the facts end
     with Upped(tmp_path, faster(tmp_path, name, rate=rate)) as up:
         up.until("all to publish", lambda: publishing(up, name) == set("abc"), _SECONDS)
-        folder = Path(up.shown["folder"])
         kill(up, "a", "b")
-        for each in "ab":
-            shutil.rmtree(folder / "checkpoints" / each, ignore_errors=True)
         at = stable(up, name)
         up.until("the output to go on", lambda: stable(up, name) > at, _SECONDS)
-        again = {"a": ("joined", 1), "b": ("joined", 1), "c": ("joined", 0)}
-        up.until("both to be merged again", lambda: states(up, name) == again, _SECONDS)
-        for each in "ab":
-            assert "incarnation 1, correct from" in (folder / f"{each}.log").read_text()
+        killed = inserts_of(up, name, "a"), inserts_of(up, name, "b")
+        up.until(
+            "both to go on",
+            lambda: inserts_of(up, name, "a") > killed[0] and inserts_of(up, name, "b") > killed[1],
+            _SECONDS,
+        )
+        assert states(up, name) == dict.fromkeys("abc", ("joined", 0))
+        assert all(up.process_of(each)["restarts"] == 1 for each in "ab")
         kill(up, leading(up, name))
         up.until_ended(name, _SECONDS)
         audited(up, "ha.facts", "ha.merged")
@@ -121,9 +125,11 @@ def test_a_loss_at_a_site_stays_there(tmp_path: Path) -> None:
             "its copy to publish", lambda: "early" in publishing(up, "hierarchy-east"), _SECONDS
         )
         kill(up, "hierarchy-east.early", "hierarchy-west.worker-1")
-        again = {"early": ("joined", 1), "firm": ("joined", 0)}
+        killed = inserts_of(up, "hierarchy-east", "early")
         up.until(
-            "the copy to be merged again", lambda: states(up, "hierarchy-east") == again, _SECONDS
+            "the copy to go on",
+            lambda: inserts_of(up, "hierarchy-east", "early") > killed,
+            _SECONDS,
         )
         up.until_ended("hierarchy", _SECONDS)
         audited(up, "hierarchy.facts", "hierarchy.merged")
@@ -188,9 +194,9 @@ def test_a_copy_that_begins_with_a_checkpoint_joins_before_one_that_begins_cold(
         )
         assert states(up, name)["c"] == ("joined", 0)
         log = Path(up.shown["folder"], "c.log").read_text()
-        assert log.count("incarnation 0, resumes with the facts from") == 2
+        assert log.count("resumes by what the topic holds") == 1
         assert all(not each["breaches"] for each in up.status(name)["replicas"])
-        audited(up, "jumpstart.facts", "jumpstart.merged", "in-air")
+        audited(up, "jumpstart.facts", "jumpstart.merged", "in_air")
         assert up.end(signal.SIGINT) == 0
     assert left_behind(tmp_path) == []
 
@@ -242,7 +248,7 @@ def test_two_plans_that_use_feedback_publish_the_answer_though_one_is_killed(
         assert left_out(log.rpartition("incarnation 1")[2]) > 0
         at = ("--bootstrap", up.shown["bootstrap"])
         query = ("--readings", "forward.readings", "--to", "check", "--cheap", "0", "--dear", "0")
-        check = lmerge(tmp_path, "replica", "select", "--plan", "udf1", *query, *at)
+        check = lmerge(tmp_path, "query", "select", "--plan", "udf1", *query, *at)
         assert check.returncode == 0, check.stderr
         audit = lmerge(tmp_path, "audit", "kafka:check", "kafka:forward.merged", *at)
         assert audit.returncode == 0, audit.stdout + audit.stderr

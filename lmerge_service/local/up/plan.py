@@ -110,7 +110,9 @@ def plan(path: Path, bootstrap: str | None = None) -> ProcessPlan:
         merges.append(Merge(each, addresses))
         ours = each.http.control_token is None
         members += _workers(file, section, workers, ["--control-token", str(kept)] if ours else [])
-        variables = {"LMERGE_TOPOLOGY": str(file)} | ({"LMERGE_TOKEN": token} if ours else {})
+        variables = {"LMERGE_TOPOLOGY": str(file), "LMERGE_TOPOLOGY_DIR": str(file.parent)} | (
+            {"LMERGE_TOKEN": token} if ours else {}
+        )
         if addresses:
             variables["LMERGE_WORKER"] = next(iter(addresses.values()))
         members += _processes(file, section, prefix, variables)
