@@ -12,12 +12,15 @@ MODULES = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*
 
 ORDER = (
     *("model", "core", "queries", "workloads", "formats", "config", "kafka", "merge", "reader"),
-    *("http", "service", "local", "offline", "spark", "demo", "drills", "cli"),
+    *("http", "service", "local", "offline", "replicas", "spark", "demo", "drills", "cli"),
 )
 """Each room may import those before it, and itself."""
 MODEL = {"elements", "tdb", "errors", "signals", "page", "text"}
 """Modules beside the rooms: the streams, and what knows nothing of them."""
-NEVER = {("spark", "service"), ("offline", "service")}
+NEVER = {
+    *(("spark", "service"), ("offline", "service")),
+    *(("replicas", "service"), ("replicas", "local"), ("replicas", "offline")),
+}
 ONLY_IN = {
     "aiokafka": {"kafka", "local", "drills"},
     "pyspark": {"spark"},

@@ -28,7 +28,7 @@ from lmerge_service.errors import ConfigurationError
 from lmerge_service.signals import orderly_end
 
 if TYPE_CHECKING:
-    from lmerge_service.spark.queries.beginnings import Beginning
+    from lmerge_service.replicas.beginnings import Beginning
     from lmerge_service.spark.queries.identity import Identity, QueryReplica
     from lmerge_service.spark.queries.plain import Plain
     from lmerge_service.spark.queries.plans import Batch

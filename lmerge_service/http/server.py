@@ -24,7 +24,7 @@ from lmerge_service.http.exposition import exposed
 from lmerge_service.http.listener import CONNECTIONS, RequestTimeoutProtocol
 from lmerge_service.merge.decisions.control_log import Control
 
-__all__ = ("guarded", "serve")
+__all__ = ("guarded", "observed", "serve")
 
 _HEADERS = [
     ("X-Content-Type-Options", "nosniff"),
@@ -42,7 +42,21 @@ def guarded(
     reasons: Callable[[], list[str]],
     state: Callable[[], str],
 ) -> FastAPI:
-    """The routes of every merging process: health, readiness, metrics, and decisions.
+    """The routes of every merging process: those of `observed`, and decisions."""
+    app = observed(access, registry, reasons=reasons, state=state)
+    reads, controls = [Depends(access.reads)], [Depends(access.controls)]
+    app.include_router(routes(control, reads=reads, controls=controls))
+    return app
+
+
+def observed(
+    access: Access,
+    registry: CollectorRegistry,
+    *,
+    reasons: Callable[[], list[str]],
+    state: Callable[[], str],
+) -> FastAPI:
+    """The routes of every process: health, readiness, and metrics.
 
     Health and readiness are open to everybody, since probes hold no secrets; the reasons, like
     everything else, only to those who may read.
@@ -50,7 +64,6 @@ def guarded(
     app = FastAPI(title="lmerge", docs_url=None, redoc_url=None)
     app.add_middleware(_Heads)
     app.add_middleware(AccessMiddleware, access=access)  # the outermost
-    reads = [Depends(access.reads)]
 
     @app.get("/healthz")
     async def healthz(request: Request) -> dict[str, str | list[str]]:
@@ -61,19 +74,18 @@ def guarded(
 
     @app.get("/readyz")
     async def readyz(response: Response) -> dict[str, str]:
-        """200 while elements are merged, or followed; 503 while the worker starts or recovers,
-        or cannot reach Kafka."""
+        """200 while elements are merged, followed or emitted; 503 while the process starts or
+        recovers, or cannot reach Kafka."""
         found = state()
         response.status_code = 200 if found in ("running", "standby") else 503
         return {"state": found}
 
-    @app.get("/metrics", dependencies=reads)
+    @app.get("/metrics", dependencies=[Depends(access.reads)])
     async def metrics(request: Request) -> Response:
         """The same for Prometheus, in the format that its Accept header prefers."""
         text, content_type = exposed(registry, request.headers.getlist("accept"))
         return Response(text, headers={"Content-Type": content_type, "Vary": "Accept"})
 
-    app.include_router(routes(control, reads=reads, controls=[Depends(access.controls)]))
     return app
 
 

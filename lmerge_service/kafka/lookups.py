@@ -26,9 +26,9 @@ from typing import Final, Generic, TypeVar
 from lmerge_service.errors import TransportError
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.connection import CONNECT_SECONDS
-from lmerge_service.kafka.sink import retrieve
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import TopicInfo, Topics
+from lmerge_service.kafka.transactional import retrieve
 
 __all__ = ("Lookups",)
 

@@ -35,8 +35,8 @@ from lmerge_service.formats import dead_letters
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.connection import lacking
 from lmerge_service.kafka.sightings import Sightings, is_another
-from lmerge_service.kafka.sink import BATCH_BYTES
 from lmerge_service.kafka.topics import TopicInfo, Topics
+from lmerge_service.kafka.transactional import BATCH_BYTES
 from lmerge_service.merge.outlets import Outlets
 
 __all__ = (

@@ -10,7 +10,6 @@ Invariants
     T1  Between two batches: `commit_record` covers exactly what the operator has processed.
 """
 
-import struct
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
@@ -33,11 +32,11 @@ from lmerge_service.merge.commit_record import (
 )
 from lmerge_service.merge.counting import ReplicaTally
 from lmerge_service.merge.replicas import Replicas
+from lmerge_service.merge.snapshots.frames import FrameReader, framed
 
 __all__ = ("Head", "OpenedState", "RestoringState", "TaskState", "wire_decoder")
 
 _VERSION: Final = 1
-_LENGTH: Final = struct.Struct("<I")
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -208,10 +207,7 @@ class TaskState:
     def stream(self, commit: CommitRecord) -> Iterator[bytes]:
         """The bytes of a snapshot at this commit record, the latest: frames, each behind its
         length, and an empty one as the last. Nothing may be merged meanwhile."""
-        for frame in self._frames(commit):
-            yield _LENGTH.pack(len(frame))
-            yield frame
-        yield _LENGTH.pack(0)
+        return framed(self._frames(commit))
 
     def _frames(self, commit: CommitRecord) -> Iterator[bytes]:
         yield msgspec.msgpack.encode(
@@ -245,8 +241,7 @@ class OpenedState:
         self._head: Head | None = None
         self._remembered: list[_Part] = []
         self._operator = Restoring(engine)
-        self._bytes = bytearray()
-        self._whole = False
+        self._frames = FrameReader()
 
     def take(self, chunk: bytes) -> None:
         """Takes the next chunk of the stream.
@@ -254,23 +249,10 @@ class OpenedState:
         Raises:
             StateError: it is damaged, of another version, or of another merge.
         """
-        self._bytes += chunk
-        at = 0
-        while len(self._bytes) - at >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._bytes, at)
-            if len(self._bytes) - at - _LENGTH.size < length:
-                break
-            at += _LENGTH.size
-            self._frame(bytes(self._bytes[at : at + length]))
-            at += length
-        del self._bytes[:at]
+        for frame in self._frames.take(chunk):
+            self._frame(frame)
 
     def _frame(self, frame: bytes) -> None:
-        if self._whole:
-            raise StateError("the snapshot is damaged: it goes on behind its end")
-        if not frame:
-            self._whole = True
-            return
         try:
             if self._head is None:
                 self._head = msgspec.msgpack.decode(frame, type=Head)
@@ -295,7 +277,7 @@ class OpenedState:
         Raises:
             StateError: chunks are missing.
         """
-        if self._head is None or not self._whole:
+        if self._head is None or not self._frames.is_whole:
             raise StateError("the snapshot is damaged: it has no end")
         return self._head
 

@@ -26,7 +26,8 @@ from lmerge_service.errors import FencedError, TransportError, UnwritableError
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import encode
-from lmerge_service.kafka.sink import Origin, Outbox, Sink, retrieve
+from lmerge_service.kafka.sink import Origin, Outbox, Sink
+from lmerge_service.kafka.transactional import retrieve
 from lmerge_service.merge.commit_record import MARK_KEY, CommitRecord
 from lmerge_service.merge.commit_turns import CommitTurns, Turn
 from lmerge_service.merge.counting import Accounts

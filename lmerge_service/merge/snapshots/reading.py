@@ -2,14 +2,25 @@
 
 import hashlib
 from contextlib import aclosing
+from typing import Protocol
 
 from lmerge_service.errors import StateError
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.state import chunks, last_with_key
 from lmerge_service.merge.commit_record import MARK_KEY, CommitRecord, SnapshotPlace, chunk_key
-from lmerge_service.merge.task_state import OpenedState
 
-__all__ = ("read_commit", "read_snapshot")
+__all__ = ("Opening", "read_commit", "read_snapshot")
+
+
+class Opening(Protocol):
+    """What takes the chunks of a snapshot, in order."""
+
+    def take(self, chunk: bytes) -> None:
+        """Takes the next chunk.
+
+        Raises:
+            StateError: it is damaged, of another version, or of something else.
+        """
 
 
 async def read_commit(source: Source, tp: TopicPartition, end: int) -> CommitRecord | None:
@@ -25,7 +36,7 @@ async def read_commit(source: Source, tp: TopicPartition, end: int) -> CommitRec
 
 
 async def read_snapshot(
-    source: Source, tp: TopicPartition, place: SnapshotPlace, into: OpenedState
+    source: Source, tp: TopicPartition, place: SnapshotPlace, into: Opening
 ) -> None:
     """Reads a snapshot of the task whose partition of the state topic is `tp`.
 

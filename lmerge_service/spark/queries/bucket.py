@@ -28,7 +28,7 @@ from lmerge_service.elements import START, Element
 from lmerge_service.errors import ElementError, StateError
 from lmerge_service.formats.feedback import FeedbackRecord
 from lmerge_service.kafka.feedback import FeedbackBoard
-from lmerge_service.spark.queries.lateness import FactsLateness, RowSummary
+from lmerge_service.replicas.lateness import FactsLateness, RowSummary
 from lmerge_service.spark.queries.plans import QueryPlan, Shape
 from lmerge_service.tdb import TDB
 

@@ -25,10 +25,10 @@ from lmerge_service.formats.feedback import feedback_topic
 from lmerge_service.kafka.connection import connection_of
 from lmerge_service.kafka.tails import Tail, tails
 from lmerge_service.kafka.topics import Topics
+from lmerge_service.replicas.beginnings import Beginning
 from lmerge_service.spark.io.connection import kafka_section
 from lmerge_service.spark.io.elements import topic_width
 from lmerge_service.spark.io.places import WrittenTopic
-from lmerge_service.spark.queries.beginnings import Beginning
 from lmerge_service.spark.queries.bucket import QueryBucket, QuerySettings
 from lmerge_service.spark.queries.plans import Query
 from lmerge_service.spark.queries.resuming import begin, check_resuming

@@ -38,13 +38,13 @@ from lmerge_service.elements import INFINITY, START, Element, Stable
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.routing import Router
 from lmerge_service.formats.wire import encode
+from lmerge_service.replicas.lateness import FURTHEST, RowReader
 from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.io.elements import kafka_records
 from lmerge_service.spark.io.encoding import canonical_payload, placement
 from lmerge_service.spark.io.places import ReadTopics
 from lmerge_service.spark.queries.bucket import BatchResult, InputRow, QueryBucket, QuerySettings
 from lmerge_service.spark.queries.chosen import Chosen
-from lmerge_service.spark.queries.lateness import FURTHEST, RowReader
 from lmerge_service.spark.queries.plans import FactsSource, Query
 from lmerge_service.spark.silence import silence_stdout
 

@@ -34,10 +34,10 @@ from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.source import Batches, Source, TopicPartition
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.kafka.writing import TopicWriter
-from lmerge_service.spark.queries.beginnings import Beginning
+from lmerge_service.replicas.beginnings import Beginning
+from lmerge_service.replicas.lateness import FURTHEST, RowReader
 from lmerge_service.spark.queries.bucket import BatchResult, InputRow, QueryBucket, QuerySettings
 from lmerge_service.spark.queries.chosen import Chosen
-from lmerge_service.spark.queries.lateness import FURTHEST, RowReader
 from lmerge_service.spark.queries.plans import Batch, Query, QueryPlan
 from lmerge_service.spark.queries.resuming import begin, check_resuming
 from lmerge_service.tdb import TDB

@@ -30,7 +30,7 @@ from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.tails import tails
 from lmerge_service.offline.checkpoint import Holding
-from lmerge_service.spark.queries.beginnings import (
+from lmerge_service.replicas.beginnings import (
     Beginning,
     check_kept,
     next_beginning,

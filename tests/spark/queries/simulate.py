@@ -11,8 +11,8 @@ import numpy as np
 
 from lmerge_service.elements import INFINITY, START, Element
 from lmerge_service.formats.routing import Router
+from lmerge_service.replicas.lateness import RowReader
 from lmerge_service.spark.queries.bucket import BatchResult, InputRow, QueryBucket, QuerySettings
-from lmerge_service.spark.queries.lateness import RowReader
 from lmerge_service.spark.queries.plans import Query, QueryPlan
 from lmerge_service.tdb import TDB
 from tests.spark.queries.reference import HOUR, MINUTE

@@ -19,7 +19,7 @@ from lmerge_service.kafka.feed import feed
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.tails import tails
 from lmerge_service.kafka.topics import Topics
-from lmerge_service.spark.queries.beginnings import Beginning
+from lmerge_service.replicas.beginnings import Beginning
 from lmerge_service.spark.queries.catalogue import QUERIES
 from lmerge_service.spark.queries.identity import QueryReplica, identify
 from lmerge_service.spark.queries.plain import Plain, run_plain

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmerge_service.elements import INFINITY, START
-from lmerge_service.spark.queries.lateness import FactsLateness, RowReader, RowSummary
+from lmerge_service.replicas.lateness import FactsLateness, RowReader, RowSummary
 
 NO_TIME = START
 TIMES = st.lists(st.one_of(st.integers(-50, 50), st.just(NO_TIME)), max_size=60)

@@ -19,6 +19,9 @@ Theory
     row that is yet to come and counts has time >= watermark. A partition without rows holds it
     back; one that has ended does not.
 
+    Whoever reads a partition from its beginning, in one process, needs no pieces: `TimeReached`
+    decides by the highest time so far.
+
 Invariants
     L1  What is late, and the watermark behind a set of offsets, do not depend on how these were cut
         into pieces and batches.
@@ -38,7 +41,7 @@ import numpy.typing as npt
 
 from lmerge_service.elements import INFINITY, START
 
-__all__ = ("FURTHEST", "FactsLateness", "RowReader", "RowSummary")
+__all__ = ("FURTHEST", "FactsLateness", "RowReader", "RowSummary", "TimeReached")
 
 FURTHEST: Final = 2**62
 """Times of rows are less than this away from 0."""
@@ -123,3 +126,36 @@ class FactsLateness:
         """START as long as a partition has no rows."""
         least = min(self.seen)
         return least if least in (START, INFINITY) else least - self._lateness
+
+
+class TimeReached:
+    """How far one partition is, for who reads all of it, in order.
+
+    >>> reached = TimeReached(10)
+    >>> [reached.counts(time) for time in (20, 31, 15, 22)], reached.watermark
+    ([True, True, False, True], 21)
+    """
+
+    __slots__ = ("_lateness", "highest")
+
+    def __init__(self, lateness: int, highest: int = START) -> None:
+        self._lateness = lateness
+        self.highest = highest
+        """The highest time so far; INFINITY once the partition has ended."""
+
+    @property
+    def watermark(self) -> int:
+        """No time that counts will be below it; START as long as there was none."""
+        highest = self.highest
+        return highest if highest in (START, INFINITY) else max(START, highest - self._lateness)
+
+    def counts(self, time: int) -> bool:
+        """Whether the next row is in time; it may bring the partition further."""
+        if time > self.highest:
+            self.highest = time
+            return True
+        return time >= self.watermark
+
+    def end(self) -> None:
+        """Nothing comes that counts."""
+        self.highest = INFINITY

@@ -1,0 +1,126 @@
+"""The events of a stream that may still change: what it has emitted, or has received.
+
+Theory
+    Whoever goes on where a stream stands needs of its past the events that may still change, those
+    with ve >= the stable point, and nothing else. This is that multiset, kept as the stream goes
+    by: another plan continues the output from it, and a query that has to begin anew can be fed
+    with it in the place of the elements that led to it.
+
+    >>> from lmerge_service.elements import Stable
+    >>> live = LiveEvents()
+    >>> live.apply([Insert("p", 1, 5), Insert("q", 2, 9), Adjust("q", 2, 9, 7), Stable(6)])
+    >>> list(live), live.stable
+    ([Event(payload='q', vs=2, ve=7)], 6)
+
+Invariants
+    V1  It holds what the stream's TDB holds with ve >= `stable`, as often; nothing behind
+        stable(INFINITY).
+    V2  It keeps no more than twice of that, plus a constant, plus what has come since.
+
+Cost
+    O(1) per element, amortised: what is final goes when the entries have doubled. There is no heap.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import chain, repeat
+from typing import Any, Final
+
+from lmerge_service.core.snapshots import hashable, portable
+from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert
+from lmerge_service.tdb import Event
+
+__all__ = ("LiveEvents",)
+
+_SLACK: Final = 1_024
+
+
+class LiveEvents:
+    """The multiset of events (payload, vs, ve) that end at `stable` or later."""
+
+    __slots__ = ("_events", "_most", "stable")
+
+    def __init__(self, events: Iterable[tuple[Any, int, int]] = (), stable: int = START) -> None:
+        self.stable = stable
+        self._events: dict[Insert[Any], int] = {}
+        """How often each event is there; of those that are final some."""
+        self._most = _SLACK
+        """So many entries, and what is final goes."""
+        self.apply(Insert(*event) for event in events)
+
+    @property
+    def entries(self) -> int:
+        """How much is held; some of it may be final. Complexity: O(1)."""
+        return len(self._events)
+
+    def __len__(self) -> int:
+        """How many events there are. Complexity: O(entries)."""
+        return sum(self.counted().values())
+
+    def __iter__(self) -> Iterator[Event]:
+        """Each, as often as it is there."""
+        events = self.counted().items()
+        return chain.from_iterable(repeat(Event(e.payload, e.vs, e.ve), n) for e, n in events)
+
+    def counted(self) -> dict[Insert[Any], int]:
+        """How often each is there, by the insert that adds it; not to be changed."""
+        self._sweep()
+        return self._events
+
+    def apply(self, elements: Iterable[Element]) -> None:
+        """Takes what the stream goes on with. What was final before is not looked for."""
+        events = self._events
+        held = events.get
+        for element in elements:
+            kind = type(element)
+            if kind is Insert:
+                events[element] = held(element, 0) + 1  # type: ignore[index, arg-type]
+            elif kind is Adjust:
+                payload, vs = element.payload, element.vs  # type: ignore[union-attr]
+                old = Insert(payload, vs, element.vold)  # type: ignore[union-attr]
+                if times := held(old, 0):
+                    if times > 1:
+                        events[old] = times - 1
+                    else:
+                        del events[old]
+                if element.ve > vs:  # type: ignore[union-attr]
+                    new = Insert(payload, vs, element.ve)  # type: ignore[union-attr]
+                    events[new] = held(new, 0) + 1
+            elif element.vc > self.stable:  # type: ignore[union-attr]
+                self.stable = element.vc  # type: ignore[union-attr]
+        if len(events) > self._most or self.stable == INFINITY:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Lets go of what is final."""
+        stable = self.stable
+        if stable == INFINITY:
+            self._events = {}
+        elif stable > START:
+            self._events = {e: n for e, n in self._events.items() if e.ve >= stable}
+        self._most = 2 * len(self._events) + _SLACK
+
+    def state(self) -> Any:
+        """What msgpack can carry of it.
+
+        Raises:
+            StateError: a payload is of a kind that would not come back as it was.
+        """
+        events = self.counted().items()
+        return [self.stable, [[portable(e.payload), e.vs, e.ve, n] for e, n in events]]
+
+    @classmethod
+    def loaded(cls, state: Any) -> "LiveEvents":
+        """What `state` was made of."""
+        stable, events = state
+        live = cls(stable=stable)
+        live._events = {Insert(hashable(p), vs, ve): n for p, vs, ve, n in events}
+        live._most = 2 * len(events) + _SLACK
+        return live
+
+    def check(self) -> None:
+        """Asserts V1 and V2."""
+        events, stable = self._events, self.stable
+        assert len(events) <= max(self._most, _SLACK), "V2: too much is kept"
+        assert all(times > 0 for times in events.values()), "V1: an event is there no more"
+        assert all(e.vs < e.ve for e in events), "V1: an event has no length"
+        assert stable < INFINITY or not events, "V1: events are left behind the end"

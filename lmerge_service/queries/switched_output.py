@@ -1,0 +1,368 @@
+"""The output of a query whose plan has been switched: it goes on, legally, as the new plan has it.
+
+Theory
+    Two plans of one query mean the same TDB. Let T be the output's stable point. Both agree before
+    T; of the events with ve >= T the output holds what the old plan has emitted, and the new one,
+    fed while nobody listened, has emitted what may be different in three ways:
+
+        half frozen, vs < T   The start is final, but a plan whose starts are not exact (snapshot
+                              aggregates, distinct, semi-joins) has another one, where older input
+                              was missing. The new event is an *alias* of one that the output holds.
+        later, vs >= T        Another end is adjusted, a missing event inserted.
+        held, not computed    The old plan emits earlier than the new one. The event waits: the new
+                              plan will emit it too, or by its stable show that there is none.
+
+        the output   ins(p, 2, 9)  ins(q, 7, 12)  stable(6)        T = 6
+        new plan     ins(p, 4, 8)                                  older input was missing
+        emitted      adj(p, 2, 9→8)                                q waits
+        new plan     ins(q, 7, 11)  adj(p, 4, 8→7)
+        emitted      adj(p, 2, 8→7)  adj(q, 7, 12→11)
+
+    At T - 1 both have as many events of a payload, so there is an alias for each. An event takes
+    the one with its own start, and of those left the latest end takes the earliest start. What
+    waits unfrozen is in a merge (`core`) of one input, case R4, which corrects it at the latest by
+    the stable that half freezes it.
+
+    The new plan is fed from less input than the old one had, and may emit by another level, so its
+    stable can be below T. Such stables are withheld, and what it emits of events that end before T
+    is on the output already.
+
+Invariants
+    W1  What is emitted is a legal sequel to what was.
+    W2  Where no payload is twice at one instant, the TDB in the end is the query's; elsewhere
+        snapshots are: which of several equal events an alias is of is ambiguous.
+    W3  What contradicts the output is not emitted, and counted: there is nothing of it while the
+        plans mean the same.
+    W4  Held are only aliases whose starts differ, events across T that wait, and keys of which the
+        output has more events than were computed: nothing, as soon as these are final.
+
+Cost
+    At the switch O(live events). From then on a look-up per element; an alias O(log n).
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable
+from typing import Any, Final, NamedTuple
+
+from lmerge_service.core import Case, LMerge, Policy, lmerge, restore
+from lmerge_service.core.expiry import Expiry
+from lmerge_service.core.snapshots import hashable, portable
+from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
+from lmerge_service.queries.live_events import LiveEvents
+from lmerge_service.queries.netting import Data, net_change
+
+__all__ = ("SwitchedOutput",)
+
+_PLAN: Final = "plan"
+"""The input of the merge."""
+
+Held = dict[Insert[Any], int]
+"""Events, and how often each."""
+
+
+class SwitchedOutput:
+    """What stands between the new plan and the output.
+
+    >>> held = LiveEvents([("p", 2, 9), ("q", 7, 12)], stable=6)
+    >>> output, emitted = SwitchedOutput.begun(held, LiveEvents([("p", 4, 8)], stable=6))
+    >>> emitted
+    [Adjust(payload='p', vs=2, vold=9, ve=8)]
+    >>> output.process_batch([Adjust("p", 4, 8, 7), Insert("q", 7, 11)])
+    [Adjust(payload='p', vs=2, vold=8, ve=7), Adjust(payload='q', vs=7, vold=12, ve=11)]
+    >>> output.process_batch([Stable(20)]), output.is_over
+    ([Stable(vc=20)], True)
+    """
+
+    def __init__(self, since: int) -> None:
+        self.since = since
+        """T of the module's text."""
+        self._stable = since
+        self._across = _Across(since)
+        self._merge: LMerge | None = None
+
+    @classmethod
+    def begun(cls, held: LiveEvents, computed: LiveEvents) -> tuple["SwitchedOutput", list[Data]]:
+        """`held` is what the output holds, with its stable point, `computed` what the new plan has
+        emitted so far. Also returns what makes the output, in the fewest elements, the new plan's,
+        but for events that wait."""
+        output = cls(held.stable)
+        old, new = held.counted(), computed.counted()
+        changes: list[Data] = []
+        if old != new:
+            output._compare(_less(old, new), _less(new, old), old, new, changes)
+        return output, net_change(changes)
+
+    def __len__(self) -> int:
+        """How many entries of state are held."""
+        return len(self._across) + (len(self._merge) if self._merge is not None else 0)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the new plan's elements can go to the output as they are, once its stable point
+        has reached T."""
+        return not len(self)
+
+    @property
+    def contradictions(self) -> int:
+        """How many events of the new plan contradict the output (W3)."""
+        return self._across.contradictions
+
+    def process_batch(self, elements: Iterable[Element]) -> list[Element]:
+        """Takes what the new plan emits; returns what the output emits."""
+        since, merge = self.since, self._merge
+        stable: Stable | None = None
+        across: list[Data] = []
+        waiting: list[Element] = []
+        changes: list[Data] = []
+        for element in elements:
+            if type(element) is Stable:
+                stable = element
+            elif element.vs < since:  # type: ignore[union-attr]
+                across.append(element)  # type: ignore[arg-type]
+            elif merge is not None and merge.output_ends(element.payload, element.vs):  # type: ignore[union-attr]
+                waiting.append(element)
+            else:
+                changes.append(element)  # type: ignore[arg-type]
+        if across:
+            self._across.apply(across, changes)
+        if stable is not None:
+            if stable.vc >= since:
+                self._across.pass_stable(stable.vc)
+            stable = stable if stable.vc > self._stable else None
+        if merge is not None:
+            if stable is not None:
+                waiting.append(stable)
+            emitted = merge.process_batch(_PLAN, waiting)
+            changes += [each for each in emitted if type(each) is not Stable]  # type: ignore[misc]
+        netted: list[Element] = [*net_change(changes)]
+        if stable is not None:
+            self._stable = stable.vc
+            netted.append(stable)
+        return netted
+
+    def _compare(self, gone: Held, come: Held, old: Held, new: Held, changes: list[Data]) -> None:
+        """Has the output be as computed; `gone` is what it has more, `come` what it has less."""
+        since = self.since
+        self._across.hold(event for event in _each(gone) if event.vs < since)
+        self._across.apply([event for event in _each(come) if event.vs < since], changes)
+        counts: defaultdict[tuple[Hashable, int], int] = defaultdict(int)
+        for sign, events in ((1, gone), (-1, come)):
+            for event, times in events.items():
+                if event.vs >= since:
+                    counts[event.payload, event.vs] += sign * times
+        waiting = {key for key, more in counts.items() if more > 0}
+        if waiting:
+            self._wait(waiting, old, new, changes)
+        changes += [
+            Adjust(event.payload, event.vs, event.ve, event.vs)
+            for event in _each(gone)
+            if event.vs >= since and (event.payload, event.vs) not in waiting
+        ]
+        changes += [
+            event
+            for event in _each(come)
+            if event.vs >= since and (event.payload, event.vs) not in waiting
+        ]
+
+    def _wait(
+        self, keys: set[tuple[Hashable, int]], old: Held, new: Held, changes: list[Data]
+    ) -> None:
+        """Has the output's events of these keys wait for what the plan will emit of them."""
+        self._merge = lmerge(Case.R4, Policy(adjust="eager"))
+        begun = [event for event in _each(old) if (event.payload, event.vs) in keys]
+        self._merge.replay_output(begun)
+        if self.since > START:
+            self._merge.replay_output([Stable(self.since)])
+        self._merge.attach(_PLAN, joining_at=self.since)
+        known = [event for event in _each(new) if (event.payload, event.vs) in keys]
+        changes += self._merge.process_batch(_PLAN, known)  # type: ignore[arg-type]
+
+    def state(self) -> Any:
+        """What msgpack can carry of it.
+
+        Raises:
+            StateError: a payload is of a kind that would not come back as it was.
+        """
+        merge = None if self._merge is None else self._merge.snapshot()
+        return [self.since, self._stable, self._across.state(), merge]
+
+    @classmethod
+    def loaded(cls, state: Any) -> "SwitchedOutput":
+        """What `state` was made of.
+
+        Raises:
+            StateError: the bytes are damaged.
+        """
+        since, stable, across, merge = state
+        output = cls(since)
+        output._stable = stable
+        output._across.load(across)
+        output._merge = None if merge is None else restore(merge)
+        return output
+
+    def check(self) -> None:
+        """Asserts the invariants, and that nothing has contradicted the output."""
+        self._across.check()
+        assert not self.contradictions, "W3: the plan contradicts the output"
+        if self._merge is not None:
+            self._merge.check()
+            assert not self._merge.breaches(), "W3: the plan contradicts what waits"
+
+
+class _Alias(NamedTuple):
+    """An event of the new plan that has another start on the output: None if none is left."""
+
+    ve: int
+    start: int | None
+
+
+class _Across:
+    """The events across T: aliases, and what the output holds and the new plan has not emitted."""
+
+    def __init__(self, since: int) -> None:
+        self._since = since
+        self.contradictions = 0
+        self._waiting: defaultdict[Hashable, list[tuple[int, int]]] = defaultdict(list)
+        """By payload: (start, end) of the output's events that wait."""
+        self._aliases: dict[tuple[Hashable, int], list[_Alias]] = {}
+        """By payload and the new plan's start."""
+        self._expiry: Expiry[tuple[Hashable, int]] = Expiry()
+        """The keys of aliases, by their first ends."""
+
+    def __len__(self) -> int:
+        return len(self._aliases) + len(self._waiting)
+
+    def hold(self, events: Iterable[Insert[Any]]) -> None:
+        """Takes events of the output that the new plan has not, or not as they are."""
+        for event in events:
+            self._waiting[event.payload].append((event.vs, event.ve))
+
+    def apply(self, data: Iterable[Data], changes: list[Data]) -> None:
+        """Takes net changes by the new plan of events with vs < T; appends those of the output."""
+        since = self._since
+        begun: defaultdict[Hashable, list[Insert[Any]]] = defaultdict(list)
+        for each in data:
+            has = each.ve >= since and each.ve > each.vs
+            if type(each) is Adjust and each.vold >= since:
+                self._revise(each, has, changes)
+            elif has:
+                begun[each.payload].append(Insert(each.payload, each.vs, each.ve))
+        # What the batch has set free may be what it continues: hence afterwards.
+        for payload, events in begun.items():
+            self._continue(payload, events, changes)
+
+    def _revise(self, change: Adjust[Any], stays: bool, changes: list[Data]) -> None:
+        payload, vs, vold, ve = change.payload, change.vs, change.vold, change.ve
+        start: int | None = vs
+        aliases = self._aliases.get((payload, vs), [])
+        at = next((n for n, alias in enumerate(aliases) if alias.ve == vold), None)
+        if at is not None:
+            start = aliases.pop(at).start
+            if not aliases:
+                del self._aliases[payload, vs]
+                self._expiry.cancel((payload, vs))
+        if not stays:
+            if start is not None:
+                self._waiting[payload].append((start, vold))
+            return
+        if start is not None:
+            changes.append(Adjust(payload, start, vold, ve))
+        if start != vs:
+            self._alias(payload, vs, _Alias(ve, start))
+
+    def _continue(self, payload: Hashable, events: list[Insert[Any]], changes: list[Data]) -> None:
+        """New events, each in the place of one that waits."""
+        begun: defaultdict[int, list[int]] = defaultdict(list)
+        for event in events:
+            begun[event.vs].append(event.ve)
+        held: defaultdict[int, list[int]] = defaultdict(list)
+        for start, end in self._waiting.pop(payload, ()):
+            held[start].append(end)
+        free: list[tuple[int, int]] = []
+        rest: list[tuple[int, int]] = []
+        for start, ends in held.items():
+            come = begun.pop(start, [])
+            pairs, gone = _paired(ends, come)
+            changes += [Adjust(payload, start, end, ve) for end, ve in pairs]
+            free += [(start, end) for end in gone]
+            rest += [(ve, start) for ve in come]
+        rest += [(ve, vs) for vs, come in begun.items() for ve in come]
+        free.sort()
+        rest.sort(key=lambda each: (-each[0], each[1]))
+        for (ve, vs), (start, end) in zip(rest, free, strict=False):
+            changes.append(Adjust(payload, start, end, ve))
+            self._alias(payload, vs, _Alias(ve, start))
+        for ve, vs in rest[len(free) :]:
+            self.contradictions += 1
+            self._alias(payload, vs, _Alias(ve, None))
+        if len(free) > len(rest):
+            self._waiting[payload] = free[len(rest) :]
+
+    def _alias(self, payload: Hashable, vs: int, alias: _Alias) -> None:
+        self._aliases.setdefault((payload, vs), []).append(alias)
+        self._expiry.schedule((payload, vs), alias.ve)
+
+    def pass_stable(self, point: int) -> None:
+        """The new plan's stable point, T or later: now all that is across T has been emitted."""
+        self.contradictions += sum(map(len, self._waiting.values()))
+        self._waiting.clear()
+        if point == INFINITY:
+            self._aliases.clear()
+            self._expiry.clear()
+        for key in self._expiry.before(point):
+            left = [alias for alias in self._aliases[key] if alias.ve >= point]
+            if left:
+                self._aliases[key] = left
+                self._expiry.schedule(key, min(alias.ve for alias in left))
+            else:
+                del self._aliases[key]
+
+    def state(self) -> Any:
+        waiting = [[portable(payload), places] for payload, places in self._waiting.items()]
+        aliases = [[portable(payload), vs, of] for (payload, vs), of in self._aliases.items()]
+        return [waiting, aliases, self.contradictions]
+
+    def load(self, state: Any) -> None:
+        waiting, aliases, self.contradictions = state
+        for payload, places in waiting:
+            self._waiting[hashable(payload)] = [(start, end) for start, end in places]
+        for payload, vs, of in aliases:
+            for ve, start in of:
+                self._alias(hashable(payload), vs, _Alias(ve, start))
+
+    def check(self) -> None:
+        self._expiry.check()
+        for key, aliases in self._aliases.items():
+            assert aliases, f"W4: {key} has no alias"
+            assert key[1] < self._since, f"W4: {key} is not across T"
+            assert all(alias.start != key[1] for alias in aliases), f"W4: {key} needs no alias"
+            least = min(alias.ve for alias in aliases)
+            assert self._expiry.due(key) <= least, f"W4: {key} is forgotten too late"
+        assert all(self._waiting.values()), "W4: a payload waits for nothing"
+
+
+def _paired(held: list[int], come: list[int]) -> tuple[list[tuple[int, int]], list[int]]:
+    """(end held, end that comes) of one start, and the ends that are left of those held; takes out
+    of `come` what has a place."""
+    left = Counter(held)
+    pairs: list[tuple[int, int]] = []
+    moved: list[int] = []
+    for end in sorted(come):
+        if left[end]:
+            left[end] -= 1
+            pairs.append((end, end))
+        else:
+            moved.append(end)
+    free = sorted(left.elements())
+    come[:] = moved[len(free) :]
+    pairs += zip(free, moved, strict=False)
+    return pairs, free[len(moved) :]
+
+
+def _less(many: Held, few: Held) -> Held:
+    """What one has more often than the other, and how much more."""
+    return {event: more for event, times in many.items() if (more := times - few.get(event, 0)) > 0}
+
+
+def _each(events: Held) -> Iterable[Insert[Any]]:
+    return (event for event, times in events.items() for _ in range(times))
