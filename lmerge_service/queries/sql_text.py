@@ -103,7 +103,7 @@ _FLOOR_DIV: Final = (
 # rounded is compared again, as ints; 2**63 alone is none.
 _COMPARED: Final = (
     "CASE WHEN CAST(x AS DOUBLE) < y THEN -1 WHEN CAST(x AS DOUBLE) > y THEN 1 "
-    f"WHEN y = {_TWO_TO_63} THEN -1 WHEN x < CAST(y AS BIGINT) THEN -1 "
+    f"WHEN x IS NULL THEN NULL WHEN y = {_TWO_TO_63} THEN -1 WHEN x < CAST(y AS BIGINT) THEN -1 "
     "WHEN x > CAST(y AS BIGINT) THEN 1 WHEN x = CAST(y AS BIGINT) THEN 0 END"
 )
 _TURNED_ROUND: Final = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
