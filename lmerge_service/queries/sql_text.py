@@ -32,6 +32,7 @@ Cost
 """
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
 from lmerge_service.errors import ConfigurationError
@@ -68,13 +69,13 @@ def is_sql(tree: Tree) -> bool:
     return not isinstance(tree, Call) and all(map(is_sql, children(tree)))
 
 
-def sql_text(tree: Tree, schema: Schema) -> str:
-    """The text of a tree; columns are called by their names.
+def sql_text(tree: Tree, schema: Schema, columns: Mapping[str, str] | None = None) -> str:
+    """The text of a tree; columns are called by their names, or as `columns` calls them.
 
     Raises:
         ConfigurationError: a column isn't there, kinds don't fit, or it calls a user's function.
     """
-    return _Writer(schema, tree).text(tree)
+    return _Writer(schema, tree, columns or {}).text(tree)
 
 
 def quoted(name: str) -> str:
@@ -115,7 +116,8 @@ def _both(one: str, two: str, body: str) -> str:
 
 
 class _Writer:
-    def __init__(self, schema: Schema, whole: Tree) -> None:
+    def __init__(self, schema: Schema, whole: Tree, columns: Mapping[str, str]) -> None:
+        self._columns = columns
         self._kinds = Kinds(schema, whole)
         self._whole = whole
 
@@ -124,7 +126,7 @@ class _Writer:
         kind = self._kinds.of(tree)
         match tree:
             case Name(name):
-                return quoted(name)
+                return quoted(self._columns.get(name, name))
             case Literal(value):
                 return _literal(value)
             case Not(of):
