@@ -40,7 +40,7 @@ from benchmarks import (
 )
 from benchmarks.sizes import TINY, Sizes
 from lmerge_service.drills.plan import Refused
-from lmerge_service.service.tuning import quieten_garbage_collector
+from lmerge_service.merge.tuning import quieten_garbage_collector
 
 __all__ = ("Row", "main")
 

@@ -11,8 +11,8 @@ from lmerge_service.core import lmerge
 from lmerge_service.elements import INFINITY, Element, Insert, Stable
 from lmerge_service.formats.ndjson import ElementWriter, read_elements
 from lmerge_service.formats.wire import WireDecoder, encode
+from lmerge_service.merge.tuning import quieten_garbage_collector
 from lmerge_service.offline.merge import merge_streams
-from lmerge_service.service.tuning import quieten_garbage_collector
 
 __all__ = ("run",)
 

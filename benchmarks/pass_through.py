@@ -25,7 +25,7 @@ from aiokafka.producer.message_accumulator import BatchBuilder
 from lmerge_service.kafka import sink  # noqa: F401 - tunes the client
 from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.topics import Topics
-from lmerge_service.service.tuning import quieten_garbage_collector
+from lmerge_service.merge.tuning import quieten_garbage_collector
 
 __all__ = ("plain_pass_through",)
 

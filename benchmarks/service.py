@@ -32,8 +32,8 @@ from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.publish import on_the_wire
 from lmerge_service.local.stage import Stage
 from lmerge_service.local.worker import WorkerProcess
+from lmerge_service.merge.tuning import quieten_garbage_collector
 from lmerge_service.service.status.document import Status
-from lmerge_service.service.tuning import quieten_garbage_collector
 
 __all__ = ("NAMES", "run")
 

@@ -24,8 +24,8 @@ from lmerge_service.core import Case, Policy
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.ndjson import ElementWriter
 from lmerge_service.formats.wire import encode
+from lmerge_service.merge.tuning import quieten_garbage_collector
 from lmerge_service.offline.merge import LocatedBreach, MergeReport, interleaving, merge_streams
-from lmerge_service.service.tuning import quieten_garbage_collector
 
 __all__ = ("merge",)
 

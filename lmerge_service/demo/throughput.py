@@ -19,8 +19,8 @@ from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.merge.decisions.ledger import undisputed
 from lmerge_service.merge.internal_topics import prepare
+from lmerge_service.merge.tuning import quieten_garbage_collector
 from lmerge_service.service.task import MergeTask
-from lmerge_service.service.tuning import quieten_garbage_collector
 
 __all__ = ("Throughput", "measure", "merge_all", "pass_through")
 

@@ -44,14 +44,14 @@ Cost
     [Adjust(payload=('JFK', 1), vs=60, vold=120, ve=60), Insert(payload=('JFK', 2), vs=60, ve=120)]
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Final
 
 import msgspec
 
 from lmerge_service.core.snapshots import sealed, unsealed
-from lmerge_service.elements import Element, Stable
+from lmerge_service.elements import START, Element, Insert, Stable
 from lmerge_service.errors import ConfigurationError, StateError
 from lmerge_service.queries.live_events import LiveEvents
 from lmerge_service.queries.logical import schema_of
@@ -193,6 +193,42 @@ class RunningQuery:
         self.output.apply(first)
         return net([*first, *self._emitted([Stable(network.stable)])])
 
+    def go_on_from(self, output: LiveEvents, point: int = START) -> list[Element]:
+        """Has `output` be what was emitted, in the place of what this query has by itself: of a
+        process that was killed, and whose input has been processed anew. Returns what makes it that
+        of this query: nothing, where plans emit on every update or on close; operators that emit by
+        how input was batched may have it otherwise. Events that end before `point`, which feedback
+        has let one of the two leave out, are not compared.
+
+        Raises:
+            StateError: they differ while a switch is under way, or in what is final.
+        """
+        mine, theirs = self.output.counted(), output.counted()
+        if point > START:
+            mine = {event: n for event, n in mine.items() if event.ve >= point}
+            theirs = {event: n for event, n in theirs.items() if event.ve >= point}
+        if self._switched is not None or self.stable < output.stable:
+            if (self.stable, mine) != (output.stable, theirs):
+                raise StateError(
+                    "the output is not what this state emits: is there another writer, or other "
+                    "input?"
+                )
+            self.output = output
+            return []
+        stable, held = self.stable, LiveEvents(_each(theirs), output.stable)
+        computed = LiveEvents(_each(mine), output.stable)
+        switched, changes = SwitchedOutput.begun(held, computed)
+        self.output = output
+        self._switched = None if switched.is_over else switched
+        first: list[Element] = [*changes]
+        self.output.apply(first)
+        if self._switched is None and stable == output.stable:
+            return first
+        return net([*first, *self._emitted([Stable(stable)])])
+
+    def skip_before(self, point: int) -> None:
+        """Nothing about events with a final ve below it matters any more."""
+
     def snapshot(self) -> bytes:
         """The whole state, behind a digest.
 
@@ -244,6 +280,10 @@ def saved_output(saved: bytes) -> LiveEvents:
     """
     whole, _ = _opened(saved)
     return LiveEvents.loaded(whole.output)
+
+
+def _each(events: dict[Insert[Any], int]) -> Iterator[tuple[Any, int, int]]:
+    return ((e.payload, e.vs, e.ve) for e, times in events.items() for _ in range(times))
 
 
 def _opened(saved: bytes) -> tuple[_Saved, bytes]:

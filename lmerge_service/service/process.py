@@ -18,8 +18,8 @@ from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.connection import connection_of
 from lmerge_service.kafka.feedback import FeedbackFollower
 from lmerge_service.merge.feedback import FeedbackOut, feedback_router
+from lmerge_service.merge.tuning import quieten_garbage_collector
 from lmerge_service.service.application import application
-from lmerge_service.service.tuning import quieten_garbage_collector
 from lmerge_service.service.worker import Worker
 from lmerge_service.signals import orderly_end
 

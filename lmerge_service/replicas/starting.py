@@ -1,0 +1,169 @@
+"""Where a replica begins: what its topics hold, and what that comes to.
+
+Theory
+    | state of | topic holds | asked for | it |
+    |---|---|---|---|
+    | this query and plan | | | goes on, in the same incarnation |
+    | this query, another plan | | | goes on: the new plan takes the output over |
+    | | | `--since`, of another time than before; `--rejoin` | begins the next incarnation |
+    | another query | | neither | refused |
+    | none | nothing | | begins with the first facts, or with those of `--since` |
+    | none | elements | `--resume` | goes on from what the topic holds |
+    | none | elements | none of them | refused |
+
+    It is decided twice: before other writers are fenced, so that a mistake disturbs nobody, and
+    afterwards, when nothing can change any more.
+
+What happens on a crash: nothing is written here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lmerge_service.elements import INFINITY, START
+from lmerge_service.errors import ConfigurationError, StateError
+from lmerge_service.kafka.source import Source, TopicPartition
+from lmerge_service.kafka.state import last_with_key
+from lmerge_service.kafka.tails import Tail, next_incarnation, tails
+from lmerge_service.merge.commit_record import MARK_KEY
+from lmerge_service.queries import logical
+from lmerge_service.queries.properties import joining_at
+from lmerge_service.replicas.beginnings import watermark_of
+from lmerge_service.replicas.commit_record import ReplicaCommit, state_topic
+from lmerge_service.replicas.request import ReplicaRequest
+
+__all__ = ("Anew", "Continue", "Resume", "Start", "decide")
+
+
+@dataclass(frozen=True, slots=True)
+class Anew:
+    """An incarnation that begins with these facts."""
+
+    incarnation: int
+    joining_at: int
+    since: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """The same incarnation, from its last commit record."""
+
+    commit: ReplicaCommit
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """The same incarnation, from the output alone; with a commit record, that of another plan, up
+    to where this had come."""
+
+    commit: ReplicaCommit | None
+
+
+Start = Anew | Continue | Resume
+
+
+async def decide(request: ReplicaRequest, widths: Mapping[str, int], partitions: int) -> Start:
+    """What it is from now on; `widths` are those of the inputs' topics.
+
+    Raises:
+        ConfigurationError: the topic is another query's, or was made with other inputs.
+        StateError: there is no state to go on from.
+        TransportError: Kafka cannot be reached, or refuses.
+    """
+    commit = await _last_commit(request)
+    if commit is None:
+        return await _without_state(request, widths, partitions)
+    if request.rejoin or (request.since is not None and request.since != commit.since):
+        return await _anew(request, widths, partitions, commit.incarnation)
+    if commit.query != request.fingerprint:
+        raise ConfigurationError(
+            f"{request.to} has the elements of another query than {request.name}: choose another "
+            "topic, or begin a new incarnation with --rejoin or --since"
+        )
+    _check_inputs(request, commit, widths)
+    same = commit.plan == request.plan.fingerprint
+    return Continue(commit) if same or commit.has_ended else Resume(commit)
+
+
+async def _last_commit(request: ReplicaRequest) -> ReplicaCommit | None:
+    place = TopicPartition(state_topic(request.to), 0)
+    async with Source(request.connection) as source:
+        end = (await source.settled([place]))[place]
+        record = await last_with_key(source, place, MARK_KEY, end=end)
+    if record is None:
+        return None
+    try:
+        return ReplicaCommit.of(record.value)
+    except StateError as error:
+        raise StateError(f"{place.topic}, offset {record.offset}: {error}") from error
+
+
+def _check_inputs(
+    request: ReplicaRequest, commit: ReplicaCommit, widths: Mapping[str, int]
+) -> None:
+    for name, width in widths.items():
+        known, topic = commit.inputs[name], request.topic_of(name)
+        if known.topic != topic:
+            raise ConfigurationError(
+                f"{request.to} was made from the topic {known.topic}, not {topic}: choose another "
+                "topic, or begin a new incarnation with --rejoin or --since"
+            )
+        if len(known.partitions) != width:
+            raise ConfigurationError(
+                f"{topic} had {len(known.partitions)} partitions and has {width}: which facts are "
+                "late goes by partition; begin a new incarnation with --rejoin or --since"
+            )
+
+
+async def _without_state(
+    request: ReplicaRequest, widths: Mapping[str, int], partitions: int
+) -> Start:
+    tail = await tails(request.connection, request.to, partitions)
+    if request.resume and tail:
+        return Resume(None)
+    if tail and not (request.rejoin or request.since is not None):
+        raise StateError(
+            f"{request.to} has elements, and {state_topic(request.to)} has no state to go on from: "
+            "--resume goes on from what the topic has, --rejoin or --since begin a new incarnation"
+        )
+    return await _begin(request, widths, tail, next_incarnation(tail))
+
+
+async def _anew(
+    request: ReplicaRequest, widths: Mapping[str, int], partitions: int, known: int
+) -> Anew:
+    tail = await tails(request.connection, request.to, partitions)
+    return await _begin(request, widths, tail, max(known + 1, next_incarnation(tail)))
+
+
+async def _begin(
+    request: ReplicaRequest, widths: Mapping[str, int], tail: list[Tail], incarnation: int
+) -> Anew:
+    since = request.since
+    if request.rejoin and (tail or incarnation):
+        since = await _now(request, widths)
+    if since is None:
+        return Anew(incarnation, START, None)
+    begins = {
+        name: since if isinstance(source, logical.Source) else START
+        for name, source in request.sources.items()
+    }
+    correct_from = joining_at(request.plan.plan, begins)
+    if correct_from == INFINITY and since != INFINITY:
+        raise ConfigurationError(
+            f"{request.name}: this query needs all facts there ever were, so that it can't begin "
+            f"with those of {since}"
+        )
+    # only an incarnation after the first can have a time from which on it is correct
+    return Anew(max(incarnation, 1), min(correct_from, INFINITY - 1), since)
+
+
+async def _now(request: ReplicaRequest, widths: Mapping[str, int]) -> int | None:
+    """How far all facts are by now; None: there are none, or those of a partition are none."""
+    found: list[int | None] = []
+    for name, source in request.sources.items():
+        if isinstance(source, logical.Source):
+            place = request.topic_of(name), widths[name]
+            found.append(await watermark_of(request.connection, *place, source.lateness))
+    known = [each for each in found if each is not None]
+    return min(known) if known and len(known) == len(found) else None
