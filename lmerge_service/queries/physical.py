@@ -36,7 +36,7 @@ Invariants
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, get_args
 from typing import Literal as OneOf
 
 import msgspec
@@ -63,7 +63,7 @@ from lmerge_service.queries.operators.last_rows import LastRows
 from lmerge_service.queries.operators.lifetimes import AlterLifetime
 from lmerge_service.queries.operators.multisets import MultisetOps
 from lmerge_service.queries.operators.outer_joins import OuterJoin
-from lmerge_service.queries.operators.panes import PaneWindows
+from lmerge_service.queries.operators.panes import PaneWindows, expanded
 from lmerge_service.queries.operators.protocol import Operator
 from lmerge_service.queries.operators.semijoins import AntiJoin, SemiJoin
 from lmerge_service.queries.operators.snapshot_windows import SnapshotWindows
@@ -76,10 +76,25 @@ from lmerge_service.queries.ranking import TopGroups
 from lmerge_service.queries.rows import Kind, RefusalReason, Row, Schema, described, taken
 from lmerge_service.queries.trees import Name, Tree, inferred
 
-__all__ = ("Choice", "Emit", "PhysicalPlan", "build", "physical")
+__all__ = (
+    "Choice",
+    "Emit",
+    "PhysicalPlan",
+    "WindowPlan",
+    "build",
+    "levels",
+    "physical",
+    "window_plans",
+)
 
 Emit: TypeAlias = OneOf["on_update", "ordered", "on_watermark", "on_close"]
 """When an operator emits."""
+
+
+WindowPlan: TypeAlias = OneOf["grid", "panes", "expand"]
+"""How windows of a grid aggregate: each by itself; facts into panes, which are merged into windows
+when these are computed: cheaper where many windows overlap and emit on close; or an event for each
+window of each event, and a snapshot aggregate of these."""
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -89,13 +104,17 @@ class Choice(msgspec.Struct, frozen=True):
     """When it emits; None: as the plan does."""
     align: int | None = None
     """Hold its output back, in order, until it is so far behind; None: pass it on at once."""
-    windows: OneOf["grid", "panes"] = "grid"
-    """How windows of a grid aggregate: each by itself, or facts into panes, which are merged into
-    windows when these are computed: cheaper where many windows overlap and emit on close."""
+    windows: WindowPlan = "grid"
+    """How windows of a grid aggregate."""
 
 
 _WindowsEmit: TypeAlias = OneOf["on_update", "on_watermark", "on_close"]
 _AS_THE_PLAN: Final = Choice()
+_NO_PLAN: Final = "there are no windows {0.windows!r}; there is grid, panes, expand"
+_NO_WINDOWS: Final = {
+    "panes": "panes are for aggregates in windows over events of length 1, not for {1}",
+    "expand": "expand is for aggregates in windows, not for {1}",
+}
 _GROUP: Final = "group"
 """The source of a plan that is applied to each group."""
 
@@ -142,25 +161,37 @@ def physical(
     for node in chosen.keys() - set(logical.nodes(plan)):
         raise ConfigurationError(f"a choice is about what is no part of the query: {node}")
     for each in [emit, *(choice.emit for choice in chosen.values())]:
-        if each not in (None, "on_update", "ordered", "on_watermark", "on_close"):
+        if each not in (None, *get_args(Emit)):
             raise ConfigurationError(f"there is no level {each!r} to emit at")
     for node, choice in chosen.items():
-        if choice.windows == "panes" and not _has_panes(node):
-            raise ConfigurationError(
-                f"panes are for aggregates in windows over events of length 1, not for {node}"
-            )
+        if choice.windows not in window_plans(node):
+            raise ConfigurationError(_NO_WINDOWS.get(choice.windows, _NO_PLAN).format(choice, node))
         if choice.align is not None and choice.align < 0:
             raise ConfigurationError(f"align is at least 0, not {choice.align}")
     in_order = [(node, chosen[node]) for node in logical.nodes(plan) if node in chosen]
     return PhysicalPlan(plan, emit, tuple(in_order))
 
 
-def _has_panes(node: Node) -> bool:
-    return (
-        isinstance(node, logical.Windows)
-        and not isinstance(node.results, Apply)
-        and logical.longest(node.of) == 1
-    )
+def window_plans(node: Node) -> tuple[WindowPlan, ...]:
+    """How a node can compute windows; "grid" alone, which is the default, of other nodes too."""
+    if not isinstance(node, logical.Windows) or isinstance(node.results, Apply):
+        return ("grid",)
+    if logical.longest(node.of) == 1:
+        return ("grid", "panes", "expand")
+    return ("grid", "expand")
+
+
+def levels(node: Node) -> tuple[Emit, ...]:
+    """At which levels a node can emit; none where it always emits on update."""
+    match node:
+        case logical.Aggregate():
+            return ("on_update", "ordered", "on_watermark", "on_close")
+        case logical.Windows() | logical.SnapshotWindows() | logical.CountWindows():
+            return ("on_update", "on_watermark", "on_close")
+        case logical.GroupApply(plan=plan):
+            found = [each for inner in logical.nodes(plan) for each in levels(inner)]
+            return tuple(each for each in get_args(Emit) if each in found)
+    return ()
 
 
 def build(
@@ -214,15 +245,23 @@ class _Builder:
                 feed = self._add(Elements(), [name])
             case _:
                 feeds = [self._feeds[child] for child in logical.children(node)]
-                feed = self._add(self._operator(node, choice), feeds)
+                for operator in self._operators(node, choice):
+                    feeds = [self._add(operator, feeds)]
+                (feed,) = feeds
         return feed if choice.align is None else self._add(Align(choice.align), [feed])
 
     def _add(self, operator: Operator, feeds: Sequence[str | int]) -> int:
         self._parts.append(Part(operator, feeds))
         return len(self._parts) - 1
 
-    def _operator(self, node: Node, choice: Choice) -> Operator:
+    def _operators(self, node: Node, choice: Choice) -> Sequence[Operator]:
+        """What computes a node: one operator, or a chain."""
         emit = choice.emit or self._plan.emit
+        if isinstance(node, logical.Windows):
+            return self._windows(node, _of_windows(emit), choice.windows)
+        return (self._operator(node, emit),)
+
+    def _operator(self, node: Node, emit: Emit) -> Operator:
         match node:
             case logical.Select(of, where):
                 return Select(condition(where, logical.schema_of(of), self._faults))
@@ -243,8 +282,6 @@ class _Builder:
                 return MultisetOps(function)
             case logical.Aggregate():
                 return self._snapshots(node, emit)
-            case logical.Windows():
-                return self._windows(node, _of_windows(emit), choice.windows)
             case logical.Clip(left, right, on):
                 keys = _join_keys(logical.schema_of(left), logical.schema_of(right), on)
                 return Clip(*keys)
@@ -328,15 +365,19 @@ class _Builder:
             gap=gap,
         )
 
-    def _windows(self, node: logical.Windows, emit: _WindowsEmit, windows: str) -> Operator:
+    def _windows(
+        self, node: logical.Windows, emit: _WindowsEmit, windows: WindowPlan
+    ) -> Sequence[Operator]:
         schema, grid = logical.schema_of(node.of), node.grid
         function = self._function(node.of, node.by, node.results)
         cells = grids.Grid(grid.size, grid.every, grid.origin)
         key, row = _key(schema, node.by), _row(node.by)
+        if windows == "grid":
+            return (grids.GridWindows(cells, function, key=key, row=row, emit=emit),)
+        assert isinstance(function, aggregates.Aggregate)
         if windows == "panes":
-            assert isinstance(function, aggregates.Aggregate)
-            return PaneWindows(cells, function, key=key, row=row, emit=emit)
-        return grids.GridWindows(cells, function, key=key, row=row, emit=emit)
+            return (PaneWindows(cells, function, key=key, row=row, emit=emit),)
+        return expanded(cells, function, key=key, row=row, emit=emit)
 
     def _function(
         self, of: Node, by: tuple[str, ...], results: logical.Results

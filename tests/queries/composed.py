@@ -10,7 +10,7 @@ from lmerge_service.queries.expressions import Expression, coalesce, col, is_nul
 from lmerge_service.queries.meaning import plans as meaning
 from lmerge_service.queries.network import Network
 from lmerge_service.queries.operators.protocol import Operator
-from lmerge_service.queries.physical import Choice, Emit, PhysicalPlan, physical
+from lmerge_service.queries.physical import Choice, Emit, PhysicalPlan, physical, window_plans
 from lmerge_service.queries.plan import (
     Query,
     average,
@@ -41,7 +41,9 @@ def chosen(rng: Random, query: Query) -> PhysicalPlan:
     emits: tuple[Emit, ...] = ("on_update", "ordered", "on_watermark", "on_close")
     choices = {
         Query(node): Choice(
-            rng.choice((None, *emits)), rng.choice((None, None, None, 0, 3, INFINITY))
+            rng.choice((None, *emits)),
+            rng.choice((None, None, None, 0, 3, INFINITY)),
+            rng.choice(window_plans(node)),
         )
         for node in logical.nodes(query.plan)
         if rng.random() < 0.4
@@ -87,7 +89,11 @@ class Running:
 
 def running(query: Query, **choices: Any) -> Make:
     """Makes the network of a query, as an operator."""
-    plan = physical(query, **choices)
+    return maker(physical(query, **choices))
+
+
+def maker(plan: PhysicalPlan) -> Make:
+    """Makes the network of a physical plan, as an operator."""
     return lambda: cast(Operator, Running(plan))
 
 

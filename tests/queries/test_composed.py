@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from lmerge_service.elements import INFINITY
 from lmerge_service.queries import logical
 from lmerge_service.queries.logical import Node
-from lmerge_service.queries.physical import Choice, Emit, physical
-from lmerge_service.queries.plan import Query
+from lmerge_service.queries.physical import Emit, physical
 from lmerge_service.queries.trees import (
     Binary,
     Coalesce,
@@ -23,7 +21,7 @@ from lmerge_service.queries.trees import (
     When,
 )
 from lmerge_service.tdb import TDB
-from tests.queries.composed import Running, drawn, feeds_for, means, running, waits
+from tests.queries.composed import Running, chosen, drawn, feeds_for, maker, means, running, waits
 from tests.queries.promises import check_batches, check_promises, seeds, snapshot_at
 from tests.queries.streams import interleaved
 
@@ -61,14 +59,7 @@ def test_networks_of_mixed_choices(seeds: range) -> None:
         rng = Random(seed)
         query = drawn(rng, rng.randrange(1, 5))
         feeds = feeds_for(rng, query)
-        chosen = {
-            Query(node): Choice(
-                rng.choice((None, *LEVELS)), rng.choice((None, None, 0, 3, INFINITY))
-            )
-            for node in logical.nodes(query.plan)
-            if rng.random() < 0.4
-        }
-        make = running(query, choices=chosen, align=rng.choice((None, 2)))
+        make = maker(chosen(rng, query))
         check_promises(make, means(query), feeds, on_update=False)
 
 

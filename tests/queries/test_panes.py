@@ -11,6 +11,7 @@ from lmerge_service.errors import ConfigurationError
 from lmerge_service.queries.aggregates import Aggregate, Composite, Count, First, Max, Sum, TopK
 from lmerge_service.queries.meaning import windows as meaning
 from lmerge_service.queries.module_aggregates import ModuleAggregate
+from lmerge_service.queries.network import Network, Part
 from lmerge_service.queries.operators.grids import Grid, GridWindows
 from lmerge_service.queries.operators.panes import Expand, PaneWindows, expanded
 from lmerge_service.queries.operators.windowing import Emit
@@ -148,7 +149,8 @@ def test_panes_grids_and_expansion_are_one_query(grid: str, seeds: range) -> Non
         wanted = means(name, each)(tdb_of(feeds))
         for emit in LEVELS:
             grids = GridWindows(each, AGGREGATES[name](), key=group_of, emit=emit)
-            network = expanded(each, AGGREGATES[name](), key=group_of, emit=emit)
+            windows, snapshots = expanded(each, AGGREGATES[name](), key=group_of, emit=emit)
+            network = Network([Part(windows, ["facts"]), Part(snapshots, [0])])
             operator = panes(name, each, emit)
             one = [e for element in feeds for e in operator.process(element)]
             two = [e for element in feeds for e in grids.process(element)]

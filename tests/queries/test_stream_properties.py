@@ -61,22 +61,25 @@ def _keyed(rng: Random) -> list[Element]:
     return [*legal, Stable(INFINITY)]
 
 
-def output_of(plan: PhysicalPlan, feeds: Sequence[Feed], rng: Random) -> list[Element]:
-    """What a network emits, element by element or in batches of a source."""
-    network, output, left = plan.begin(), [], list(feeds)
+Batches = list[list[Element]]
+
+
+def output_of(plan: PhysicalPlan, feeds: Sequence[Feed], rng: Random) -> Batches:
+    """What a network emits, of single elements or batches of a source."""
+    network, left = plan.begin(), list(feeds)
+    output: Batches = []
     names = sorted(network.sources)
     while left:
         port, batch = left[0][0], [left.pop(0)[1]]
         while left and left[0][0] == port and rng.random() < 0.5:
             batch.append(left.pop(0)[1])
-        output += network.process_batch(names[port], batch)
+        output.append(network.process_batch(names[port], batch))
     return output
 
 
-def lacking(plan: PhysicalPlan, output: Sequence[Element]) -> list[str]:
-    """Which promises of a plan some prefix of its output does not keep."""
-    promised, known = stream_properties(plan), keys(plan.plan)
-    names = logical.schema_of(plan.plan).names
+def lacking(plan: PhysicalPlan, batches: Batches) -> list[str]:
+    """Which promises of a plan its output does not keep."""
+    promised, output = stream_properties(plan), [e for batch in batches for e in batch]
     lacks = set()
     starts = [element.vs for element in output if isinstance(element, Insert)]
     pairs = list(pairwise(starts))
@@ -86,29 +89,30 @@ def lacking(plan: PhysicalPlan, output: Sequence[Element]) -> list[str]:
         lacks.add("strictly_ordered")
     if not promised.revises and any(isinstance(element, Adjust) for element in output):
         lacks.add("revises")
-    for tdb in prefixes(output):
-        events = list(tdb)
-        if promised.key and _repeats((e.payload, e.vs) for e in events):
-            lacks.add("key")
-        for name, columns in zip(Keys._fields, known, strict=True):
-            if columns is None:
-                continue
-            places = [names.index(column) for column in columns]
-            rows = [(tuple(e.payload[at] for at in places), e) for e in events]  # type: ignore[index]
-            if name == "once" and _repeats(row for row, _ in rows):
-                lacks.add(name)
-            if name == "unique" and any(_repeats(there) for there in _instants(rows)):
-                lacks.add(name)
-            if name == "start" and _repeats((row, e.vs) for row, e in rows):
-                lacks.add(name)
+    tdb = TDB()
+    for batch in batches:
+        for element in batch:
+            tdb.apply(element)
+            if promised.key and _repeats((e.payload, e.vs) for e in tdb):
+                lacks.add("key")
+        lacks |= set(lacking_keys(plan, tdb))
     return sorted(lacks)
 
 
-def prefixes(output: Sequence[Element]) -> Iterator[TDB]:
-    tdb = TDB()
-    for element in output:
-        tdb.apply(element)
-        yield tdb
+def lacking_keys(plan: PhysicalPlan, tdb: TDB) -> Iterator[str]:
+    """Which keys do not tell the events apart."""
+    names = logical.schema_of(plan.plan).names
+    for name, columns in keys(plan.plan)._asdict().items():
+        places = [names.index(column) for column in columns or ()]
+        rows = [(tuple(e.payload[at] for at in places), e) for e in tdb]  # type: ignore[index]
+        if columns is None:
+            continue
+        if name == "once" and _repeats(row for row, _ in rows):
+            yield name
+        if name == "unique" and any(_repeats(there) for there in _instants(rows)):
+            yield name
+        if name == "start" and _repeats((row, e.vs) for row, e in rows):
+            yield name
 
 
 def _instants(rows: Sequence[tuple[Hashable, Event]]) -> Iterator[list[Hashable]]:
@@ -120,10 +124,10 @@ def _repeats(values: Iterable[Hashable]) -> bool:
     return max(Counter(values).values(), default=0) > 1
 
 
-def ties(output: Sequence[Element]) -> dict[int, list[object]]:
+def ties(batches: Batches) -> dict[int, list[object]]:
     """Of each vs the inserts in their order."""
     found: dict[int, list[object]] = {}
-    for element in output:
+    for element in [each for batch in batches for each in batch]:
         if isinstance(element, Insert):
             found.setdefault(element.vs, []).append(element.payload)
     return found
@@ -140,9 +144,7 @@ def test_no_plan_promises_what_a_prefix_lacks(seeds: range) -> None:
         check_ties(plan, streams, output, rng)
 
 
-def check_ties(
-    plan: PhysicalPlan, streams: Streams, output: Sequence[Element], rng: Random
-) -> None:
+def check_ties(plan: PhysicalPlan, streams: Streams, output: Batches, rng: Random) -> None:
     """Another presentation of the same events has its ties in the same order, if it is promised."""
     if stream_properties(plan).deterministic_ties:
         others = [without_revisions(stream) for stream in streams]

@@ -34,7 +34,6 @@ from lmerge_service.core.snapshots import hashable, portable
 from lmerge_service.elements import INFINITY, START, Adjust, Insert
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.queries.aggregates import Aggregate
-from lmerge_service.queries.network import Network, Part
 from lmerge_service.queries.operators.aggregate_use import added_facts, key_and_values
 from lmerge_service.queries.operators.grids import Grid, GridWindows
 from lmerge_service.queries.operators.protocol import Changes, Operator
@@ -325,10 +324,9 @@ def expanded(
     key: Callable[[Any], Hashable] | None = None,
     row: Callable[[Any, tuple[Any, ...]], Hashable] | None = None,
     emit: Emit = "on_update",
-    source: str = "facts",
-) -> Network:
-    """Grid windows as a network of `Expand` and a snapshot aggregate, cut, per window and group;
-    arguments as of `GridWindows`. It is fed by `source`."""
+) -> tuple[Expand, Snapshots]:
+    """Grid windows as two operators, one behind the other: `Expand`, and a snapshot aggregate, cut,
+    per window and group; arguments as of `GridWindows`."""
     group = key or (lambda payload: None)
     make = row or key_and_values
     snapshots = Snapshots(
@@ -338,4 +336,4 @@ def expanded(
         emit=emit,
         cut=True,
     )
-    return Network([Part(Expand(grid), [source]), Part(snapshots, [0])])
+    return Expand(grid), snapshots

@@ -4,9 +4,10 @@ Theory
     `once`     no two events of the whole stream have the same values in these columns
     `unique`   no two events that are there at the same instant have
     `start`    no two events that start at the same time have
-    Each implies the next. They hold of every prefix of the node's output, whatever the level at
-    which operators emit, since the output is netted (`queries.netting`) and each operator's output
-    is at any time part of its meaning. No columns at all mean that there is one event at most.
+    Each implies the next. They hold whatever the level at which operators emit, since the output is
+    netted (`queries.netting`) and is part of the operator's meaning: `start` in every prefix, the
+    others whenever a batch has been emitted (within one, `ordered` goes by time). No columns at all
+    mean that there is one event at most.
 
     `start` is what case R3 asks for: (payload, vs) is a key. `unique` keeps it through joins and
     semi-joins, whose rows begin where either side does; `once` through lifetimes that move several
@@ -24,7 +25,7 @@ Theory
     origin from one start
 
 Invariants
-    K1  No plan claims columns that do not tell events apart in some prefix of its output.
+    K1  No plan claims columns that ever fail to tell its events apart.
 """
 
 from collections.abc import Mapping
