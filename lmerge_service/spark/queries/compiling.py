@@ -20,12 +20,13 @@ Theory
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from lmerge_service.elements import INFINITY, START, Insert
@@ -46,7 +47,7 @@ from lmerge_service.spark.queries.stage_processor import (
 )
 from lmerge_service.spark.queries.stages import Branch, Stage
 
-__all__ = ("StagesQuery", "facts_frame", "records", "stage_inputs")
+__all__ = ("Packing", "SourceReader", "StagesQuery", "facts_frame", "records")
 
 _CHUNKS: Final = "bucket int, chunk binary"
 _ARROW: Final = {
@@ -79,27 +80,24 @@ class StagesQuery(msgspec.Struct, frozen=True):
         return bucket_keys(self.buckets, self.tasks)
 
 
-def records(spark: SparkSession, query: StagesQuery, facts: Mapping[str, DataFrame]) -> DataFrame:
-    """The output: rows of `RECORDS`, of raw records of each source (partition, offset, value).
+def records(query: StagesQuery, facts: Mapping[str, DataFrame]) -> DataFrame:
+    """The output: rows (partition, seq, key, value), of raw records of each source (partition,
+    offset, value).
 
-    Of every stage and of every source what was counted is observed (`stage N`, `facts NAME`).
+    What was counted is observed: `output`, of each stage before (`stage N …`), and of each source
+    (`facts N …`).
     """
-    return _Compiling(spark, query, facts).stage(len(query.stages) - 1, None)
-
-
-def stage_inputs(query: StagesQuery, number: int, facts: Mapping[str, DataFrame]) -> DataFrame:
-    """(bucket, chunk) of what a stage gets of its sources, unless it has none."""
-    return _Compiling(None, query, facts).of_sources(number)[0]
+    return _Compiling(query, facts).stage(len(query.stages) - 1, None)
 
 
 class _Compiling:
-    def __init__(
-        self, spark: SparkSession | None, query: StagesQuery, facts: Mapping[str, DataFrame]
-    ) -> None:
-        self._spark, self._query, self._facts = spark, query, facts
+    def __init__(self, query: StagesQuery, facts: Mapping[str, DataFrame]) -> None:
+        self._query, self._facts = query, facts
+        self._serial = count()
 
     def stage(self, number: int, target: Target | None) -> DataFrame:
-        """What a stage emits: moves for another one, or records."""
+        """What a stage emits: moves for another one, or records. A stage that several read runs
+        for each of them."""
         query = self._query
         stage = query.stages[number]
         inputs = self.of_sources(number)
@@ -115,7 +113,7 @@ class _Compiling:
         grouped = whole.groupBy("bucket")
         emitted = grouped.transformWithStateInPandas(StageProcessor(task), schema, "Append", "None")
         counted = emitted.observe(
-            _metric(f"stage {number}", target),
+            "output" if target is None else f"stage {number} {next(self._serial)}",
             F.sum("late").alias("late"),
             F.sum("kept").alias("kept"),
             F.min("stable").alias("stable"),
@@ -135,12 +133,9 @@ class _Compiling:
         for name, source in stage.sources.items():
             branches = [each for each in stage.branches if each.source == source]
             reader = SourceReader(source, query.headroom, columns[name], query.keys)
-            found.append(facts_frame(self._facts[name], reader, branches, _metric(name, number)))
+            metric = f"facts {next(self._serial)} {name}"
+            found.append(facts_frame(self._facts[name], reader, branches, metric))
         return found
-
-
-def _metric(what: str, of: object) -> str:
-    return what if of is None else f"{what} for {of}"
 
 
 # From records to chunks
@@ -271,13 +266,13 @@ def facts_frame(
     fields = [f"c{at}" for at in range(len(reader.source.fields))]
     values = raw.select("partition", "offset", "value")
     if not any(each.prefix for each in branches):
-        packing = _Packing([(each.name, None, fields) for each in branches])
+        packing = Packing([(each.name, None, fields) for each in branches])
         chunks = values.mapInArrow(
             lambda batches: packing.chunks(reader.rows(batches)), _COUNTED_CHUNKS
         )
     else:
         prefix = _Prefix(values.mapInArrow(reader.rows, reader.schema), reader.source.fields)
-        packing = _Packing([prefix.branch(at, each) for at, each in enumerate(branches)])
+        packing = Packing([prefix.branch(at, each) for at, each in enumerate(branches)])
         chunks = prefix.rows().mapInArrow(packing.chunks, _COUNTED_CHUNKS)
     observed = chunks.observe(
         metric, F.sum("rows").alias("rows"), F.sum("refused").alias("refused")
@@ -332,7 +327,7 @@ class _Prefix:
         return self._frame.where(wanted).select(*places, *map(quoted, self._needed))
 
 
-class _Packing:
+class Packing:
     """Packs rows of several branches: (input, column of its own rows, columns) of each."""
 
     def __init__(self, branches: Sequence[tuple[str, str | None, list[str]]]) -> None:

@@ -18,8 +18,9 @@ import msgspec
 
 from lmerge_service.elements import Adjust, Element, Insert, Stable
 from lmerge_service.replicas.lateness import RowSummary
+from lmerge_service.replicas.routing import Route
 
-__all__ = ("Moved", "Rows", "Summary", "Taken", "moved", "packed", "unpacked")
+__all__ = ("Moved", "Rows", "Summary", "Taken", "divided", "moved", "packed", "unpacked")
 
 
 class Rows(msgspec.Struct, frozen=True, array_like=True, tag=0):
@@ -89,6 +90,16 @@ def moved(input_: str, bucket: int, first: int, elements: Iterable[Element]) -> 
             assert type(element) is Adjust
             times.append((element.vs, element.vold, element.ve))
     return Moved(input_, bucket, first, rows, times)
+
+
+def divided(elements: Iterable[Element], route: Route | None, buckets: int) -> list[list[Element]]:
+    """Elements by bucket: data to those of their route, or to the first; stables to all."""
+    data: list[Element] = []
+    stables: list[Element] = []
+    for each in elements:
+        (stables if type(each) is Stable else data).append(each)
+    parts = [data, *([] for _ in range(buckets - 1))] if route is None else route.split(data)
+    return [[*part, *stables] for part in parts]
 
 
 packed: Final = msgspec.msgpack.Encoder().encode

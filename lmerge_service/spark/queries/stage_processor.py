@@ -10,18 +10,17 @@ What happens on a crash
     numbers, by which readers have each record once (`formats.headers`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
 import pandas as pd  # type: ignore[import-untyped]
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from lmerge_service.elements import Element, Stable
 from lmerge_service.queries.rows import Schema
 from lmerge_service.replicas.encoding import RowEncoder
 from lmerge_service.replicas.routing import Route
-from lmerge_service.spark.queries.moves import moved, packed
+from lmerge_service.spark.queries.moves import divided, moved, packed
 from lmerge_service.spark.queries.stage_bucket import StageBucket, StageResult, StageSettings
 from lmerge_service.spark.queries.stages import Stage
 from lmerge_service.spark.silence import silence_stdout
@@ -78,7 +77,7 @@ class StageProcessor(StatefulProcessor):
         self._variables = SparkVariables(handle)
         schema: Schema = task.stage.schema
         self._encoder = RowEncoder(schema)
-        self._route = None
+        self._route: Route | None = None
         if task.target is not None and task.target.columns:
             self._route = Route(schema, task.target.columns, len(task.keys))
 
@@ -128,7 +127,9 @@ class StageProcessor(StatefulProcessor):
         chunks = [
             (keys[to], packed(moved(target.input, number, result.first + start, part)))
             for start in range(0, len(result.elements), _ROWS)
-            for to, part in enumerate(self._parts(result.elements[start : start + _ROWS]))
+            for to, part in enumerate(
+                divided(result.elements[start : start + _ROWS], self._route, len(keys))
+            )
             if part
         ]
         return _framed(
@@ -138,16 +139,6 @@ class StageProcessor(StatefulProcessor):
                 "emitted": 1,
             }
         )
-
-    def _parts(self, elements: Sequence[Element]) -> list[list[Element]]:
-        """Data by bucket, stables in all."""
-        data = [each for each in elements if type(each) is not Stable]
-        stables = [each for each in elements if type(each) is Stable]
-        if self._route is not None:
-            parts = self._route.split(data)
-        else:
-            parts = [data, *([] for _ in self._task.keys[1:])]
-        return [[*part, *stables] for part in parts]
 
 
 def _framed(columns: dict[str, Any]) -> pd.DataFrame:

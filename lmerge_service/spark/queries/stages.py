@@ -127,11 +127,11 @@ class _Cutting:
 
     def _over(self, node: Node, below: Any) -> Node:
         kept = [*below]
-        whole = replaced(node, kept)
+        whole = _replaced(node, kept)
         if self._columns_of(whole) is not None:
             return whole
         cut = [each if self._runs_alone(each) else self._cut(each) for each in kept]
-        return replaced(node, cut)
+        return _replaced(node, cut)
 
     def _runs_alone(self, node: Node) -> bool:
         """Whether it runs in one bucket, and all above it too."""
@@ -202,7 +202,7 @@ class _Branches:
             name = f"{source.name} {len(self.branches)}"
             self.branches.append(Branch(name, source, tuple(steps)))
             return _input(name, node)
-        return replaced(node, [self.plan_of(each, upstreams) for each in logical.children(node)])
+        return _replaced(node, [self.plan_of(each, upstreams) for each in logical.children(node)])
 
     def _prefix(self, node: Node, upstreams: frozenset[Node]) -> list[Node] | None:
         """The source below a node, and the way from there to it; None: it is no prefix."""
@@ -229,7 +229,7 @@ def _input(name: str, node: Node) -> Node:
     return logical.Source(name, logical.schema_of(node), time="", until=until)
 
 
-def replaced(node: Node, children: list[Node]) -> Node:
+def _replaced(node: Node, children: list[Node]) -> Node:
     """The node over other nodes."""
     if not children:
         return node
