@@ -1,5 +1,6 @@
 """`lmerge run`: the worker."""
 
+import logging
 import sys
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from lmerge_service.cli.options import (
     to_stderr,
 )
 
-__all__ = ("run",)
+__all__ = ("log_to_stderr", "run")
 
 
 def run(
@@ -41,12 +42,12 @@ def run(
     from lmerge_service.service import process
 
     loaded = controlled_by(at_port(topology.load(), http_port), control_token)
-    _log(as_json=json)
+    log_to_stderr(as_json=json)
     asyncio.run(process.run(loaded, standby=standby))
 
 
-def _log(*, as_json: bool) -> None:
-    """Our log goes to standard error."""
+def log_to_stderr(*, as_json: bool) -> None:
+    """Our log goes to standard error, all of it."""
     import structlog
 
     renderer: structlog.types.Processor = (
@@ -62,5 +63,6 @@ def _log(*, as_json: bool) -> None:
             structlog.processors.format_exc_info,
             renderer,
         ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.NOTSET),
         logger_factory=to_stderr,
     )
