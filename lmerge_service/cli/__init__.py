@@ -34,6 +34,7 @@ from lmerge_service.cli import (
     present,
     publish,
     query_run,
+    query_spark,
     read,
     replica,
     restart_output,
@@ -102,6 +103,7 @@ replica.app.command()(selection.select)
 app.add_typer(replica.app, name="replica", rich_help_panel=_KAFKA)
 queries = App(no_args_is_help=True, help="Continuous queries, each by several plans.")
 queries.command()(query_run.run)
+queries.command()(query_spark.spark)
 app.add_typer(queries, name="query", rich_help_panel=_KAFKA)
 app.add_typer(broker.app, name="broker", rich_help_panel=_KAFKA)
 app.add_typer(state.app, name="state", rich_help_panel=_KAFKA)
