@@ -35,6 +35,7 @@ from lmerge_service.cli import (
     publish,
     query_feed,
     query_run,
+    query_spark,
     read,
     restart_output,
     run,
@@ -98,7 +99,9 @@ for panel, commands in _COMMANDS.items():
     for each in commands:
         app.command(rich_help_panel=panel)(each)
 queries = App(no_args_is_help=True, help="Continuous queries, each by several plans.")
-for each in (query_run.run, query_feed.feed, selection.readings, selection.select):
+for each in (
+    query_run.run, query_spark.spark, query_feed.feed, selection.readings, selection.select,
+):  # fmt: skip
     queries.command()(each)
 app.add_typer(queries, name="query", rich_help_panel=_KAFKA)
 app.add_typer(broker.app, name="broker", rich_help_panel=_KAFKA)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lmerge_service.queries.physical import PhysicalPlan
     from lmerge_service.queries.plan import Query
 
-__all__ = ("run",)
+__all__ = ("Plan", "plan_of", "run", "topics_of")
 
 _RESTART = "Starting over"
 _LIMITS = "Limits"
@@ -113,12 +113,12 @@ def run(
     request = ReplicaRequest(
         name=target,
         query=query.plan,
-        plan=_plan(query, target, plan),
+        plan=plan_of(query, target, plan),
         columns=partition_columns(query.plan),
         number=str(plan),
         connection=kafka.connection(),
         to=to,
-        topics=_topics(query, topic),
+        topics=topics_of(query, topic),
         partitions=partitions,
         since=since,
         rejoin=rejoin,
@@ -138,7 +138,12 @@ def run(
     asyncio.run(run_replica(request))
 
 
-def _plan(query: "Query", target: str, number: int) -> "PhysicalPlan":
+def plan_of(query: "Query", target: str, number: int) -> "PhysicalPlan":
+    """The plan of that number.
+
+    Raises:
+        ConfigurationError: the query has none.
+    """
     from lmerge_service.queries.plan_numbering import numbered_plans
 
     plans = numbered_plans(query)
@@ -149,8 +154,12 @@ def _plan(query: "Query", target: str, number: int) -> "PhysicalPlan":
     return plans[number - 1]
 
 
-def _topics(query: "Query", given: list[str]) -> dict[str, str]:
-    """The topics that are named for sources."""
+def topics_of(query: "Query", given: list[str]) -> dict[str, str]:
+    """The topics that are named for sources, as `SOURCE=TOPIC`.
+
+    Raises:
+        ConfigurationError: one is not, or two sources would be one topic.
+    """
     from lmerge_service.queries import logical
 
     sources, found = logical.sources(query.plan), dict[str, str]()

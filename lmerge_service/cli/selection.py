@@ -1,18 +1,15 @@
 """`lmerge query readings` and `select`: one query by two plans of opposite costs."""
 
 import re
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
 from lmerge_service.cli.options import Json, KafkaOptions, Seed, argument, check_topic, option
+from lmerge_service.cli.replicas import conclude, stop_on_sigterm
 from lmerge_service.cli.streams import watched
 from lmerge_service.cli.words import fields_of, finite, point, report
 from lmerge_service.errors import ConfigurationError
-from lmerge_service.signals import orderly_end
 
 if TYPE_CHECKING:
     from lmerge_service.demo.selection import Selection
@@ -106,28 +103,14 @@ def select(
         document = {"plan": plan, "to": to, "incarnation": incarnation}
         report({"replica": document}, line, as_json=as_json, err=True)
 
-    with _stop_on_sigterm() as stopped:
+    with stop_on_sigterm() as stopped:
         running = run(
             replica,
             begun=begun,
             report=lambda each: _report(each, as_json=as_json),
             stopped=stopped,
         )
-        _conclude(to, asyncio.run(running).ended, as_json=as_json)
-
-
-def _conclude(to: str, ended: bool, *, as_json: bool) -> None:
-    """Reports how a replica's run ended: with its input, or by a signal."""
-    line = f"{to}: {'ended' if ended else 'stopped'}"
-    report({"ended": ended}, line, as_json=as_json, err=True)
-
-
-@contextmanager
-def _stop_on_sigterm() -> Iterator[Any]:
-    """A function: has SIGTERM come? From then on another one does not interrupt what is left."""
-    signals: list[int] = []
-    with orderly_end(signals.append, [signal.SIGTERM]):
-        yield lambda: bool(signals)
+        conclude(to, asyncio.run(running).ended, as_json=as_json)
 
 
 def _report(selection: "Selection", *, as_json: bool) -> None:

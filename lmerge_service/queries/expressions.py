@@ -40,6 +40,7 @@ from typing import Any, Final, get_args
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.queries.compiling import Faults, evaluation
 from lmerge_service.queries.rows import Kind, RefusalReason, Row, Schema, described, taken
+from lmerge_service.queries.sql_text import sql_text
 from lmerge_service.queries.trees import (
     COMPARISONS,
     Binary,
@@ -298,6 +299,14 @@ class Bound:
         self.kind = inferred(tree, schema)
         self.evaluate: Callable[[Row], Any] = evaluation(tree, schema, faults)
         """The value for a row."""
+
+    def sql(self) -> str:
+        """The same as Spark SQL.
+
+        Raises:
+            ConfigurationError: it calls a user's function.
+        """
+        return sql_text(self.tree, self.schema)
 
     @property
     def reads(self) -> frozenset[str]:

@@ -33,6 +33,7 @@ __all__ = (
     "Not",
     "Tree",
     "When",
+    "children",
     "inferred",
     "reads",
 )
@@ -126,7 +127,8 @@ _FUNCTIONS: Final = ("floor_div", "mod")
 """Binary operators that are written as functions, of ints."""
 
 
-def _children(tree: Tree) -> Iterator[Tree]:
+def children(tree: Tree) -> Iterator[Tree]:
+    """The trees that a tree is made of."""
     match tree:
         case Binary(left=left, right=right):
             yield from (left, right)
@@ -144,7 +146,7 @@ def reads(tree: Tree) -> frozenset[str]:
     """The columns that a tree looks at."""
     if isinstance(tree, Name):
         return frozenset({tree.name})
-    return frozenset().union(*map(reads, _children(tree)))
+    return frozenset().union(*map(reads, children(tree)))
 
 
 def _printed(tree: Any) -> str:

@@ -49,6 +49,14 @@ class Route:
         ]
         return texts[0] if len(texts) == 1 else b"[%b]" % b",".join(texts)
 
+    def partition_of(self, row: Row) -> int:
+        """Where a row belongs."""
+        if self.partitions == 1:
+            return 0
+        value = self._value(row)
+        to = self._known.get(value)
+        return self._find(value, row) if to is None else to
+
     def split(self, elements: Sequence[Element]) -> list[list[Element]]:
         """Inserts and adjusts by partition, each in order."""
         if self.partitions == 1:

@@ -22,7 +22,7 @@ Invariants
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -39,9 +39,10 @@ from lmerge_service.merge.decoding import DecodedRecord
 from lmerge_service.merge.findings.evidence import NotificationKind
 from lmerge_service.merge.replicas import ReplicaState
 from lmerge_service.merge.task_state import RestoringState, TaskState
-from lmerge_service.spark.merge.chunks import Chunk, slices
-from lmerge_service.spark.merge.findings import BatchFindings, BucketFindings, Counted
+from lmerge_service.spark.merge.chunks import Chunk, slices, unpacked
+from lmerge_service.spark.merge.findings import BatchFindings, BucketFindings
 from lmerge_service.spark.merge.plan import Begin, MergePlan, PlanStep
+from lmerge_service.spark.state import Counted
 
 __all__ = ("Bucket", "BucketResult")
 
@@ -75,7 +76,20 @@ class Bucket:
     def _fresh(self) -> TaskState:
         return TaskState(self.ledger.topology, self.number, tallies={}, clock=_no_clock)
 
+    @property
+    def transaction(self) -> int:
+        return self.state.transaction
+
+    @property
+    def emitted(self) -> int:
+        """The number of the last record that it has emitted."""
+        return self.state.output_records
+
     # --- batches --------------------------------------------------------------------------------
+
+    def take(self, batch: int, chunks: Iterable[bytes]) -> BucketResult:
+        """Merges a batch of packed chunks, as `apply`."""
+        return self.apply(batch, map(unpacked, chunks))
 
     def apply(self, batch: int, chunks: Iterable[Chunk]) -> BucketResult:
         """Merges a batch.
@@ -178,6 +192,18 @@ class Bucket:
                 replicas.widen(name, info, beginnings)
 
     # --- state ----------------------------------------------------------------------------------
+
+    def pages(self) -> Iterator[bytes]:
+        """The state as a snapshot's chunks."""
+        return self.state.stream(self.state.commit_record())
+
+    def carried(self) -> tuple[int, Counted]:
+        """The steps that are carried out, and what was counted, which the pages lack."""
+        return self.steps, self.findings.counted()
+
+    def load(self, pages: Iterable[bytes], steps: int, counted: Counted) -> None:
+        """Takes over what pages are of, and what they lack."""
+        self.adopt(pages, steps, counted=counted)
 
     def adopt(
         self,

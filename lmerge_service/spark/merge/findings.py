@@ -6,7 +6,7 @@ Theory
     service does: as records of `OUTPUT.events`, with the first offending record where it is known.
 
     Batches may be run twice, so both are functions of the batches so far: the counts are kept with
-    the state (`store`), and each record has an id that is the same whenever it is written. Of
+    the state (`spark.state`), and each record has an id that is the same whenever it is written. Of
     repeated breaches one record is published whenever their count has reached a power of two,
     looked at once a slice:
 
@@ -22,7 +22,7 @@ Cost
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final
 
 from lmerge_service.config.topology import Topology
 from lmerge_service.core import DIVERGENT, Breach, BreachKind, Gap, Input, LMerge
@@ -36,16 +36,14 @@ from lmerge_service.merge.findings.evidence import (
 )
 from lmerge_service.merge.guards.verdicts import Action, Guard
 from lmerge_service.merge.replicas import ReplicaState
+from lmerge_service.spark.state import Counted
 
-__all__ = ("BatchFindings", "BucketFindings", "Counted")
+__all__ = ("BatchFindings", "BucketFindings")
 
 _REMEDY: Final = (
     "compare the topics (`lmerge audit kafka:A kafka:B`): the liar may be another; "
     'docs/operations.md, "Breaches"'
 )
-
-Counted: TypeAlias = Sequence[tuple[str, str, int]]
-"""(kind, replica, count), for the store."""
 
 
 @dataclass(slots=True)

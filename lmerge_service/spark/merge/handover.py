@@ -35,13 +35,14 @@ from lmerge_service.merge.inspection import recoveries
 from lmerge_service.merge.internal_topics import largest_record
 from lmerge_service.merge.state_file import rechunked
 from lmerge_service.merge.task_state import TaskState
+from lmerge_service.spark.merge.bucket import Bucket
 from lmerge_service.spark.merge.checkpoint import committed, planned
 from lmerge_service.spark.merge.keys import bucket_keys
 from lmerge_service.spark.merge.plan import MergePlan, Work, work_of
 from lmerge_service.spark.merge.planning import Planned
 from lmerge_service.spark.merge.processor import fresh
-from lmerge_service.spark.merge.store import Stored
 from lmerge_service.spark.merge.stored import StoredVariables
+from lmerge_service.spark.state import Stored
 
 __all__ = ("hand_over", "last_batch", "states_of")
 
@@ -84,7 +85,8 @@ def states_of(spark: SparkSession, topology: Topology, checkpoint: str) -> Itera
 def _state(
     work: Work, number: int, variables: StoredVariables, read: Mapping[str, Mapping[int, int]]
 ) -> TaskState:
-    bucket = Stored(variables).opened(None, lambda: fresh(work, number)).bucket
+    stored: Stored[Bucket] = Stored(variables)
+    bucket = stored.opened(None, lambda: fresh(work, number)).bucket
     state = bucket.state
     for replica in state.replicas.merged.values():
         upto = read.get(replica.replica.topic, {})

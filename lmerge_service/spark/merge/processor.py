@@ -12,25 +12,25 @@ What happens on a crash
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import pandas as pd  # type: ignore[import-untyped]
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
-from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from lmerge_service.elements import Stable
 from lmerge_service.formats.wire import encode
 from lmerge_service.merge.state_file import chunks_of
 from lmerge_service.spark.merge.bucket import Bucket, BucketResult
 from lmerge_service.spark.merge.packing import batch_number
-from lmerge_service.spark.merge.plan import Work
-from lmerge_service.spark.merge.store import run
+from lmerge_service.spark.merge.plan import MergePlan, Work
 from lmerge_service.spark.silence import silence_stdout
+from lmerge_service.spark.state import Variables, run
+from lmerge_service.spark.state_variables import SparkVariables
 
-__all__ = ("EVIDENCE", "JOB", "LETTER", "RECORDS", "Counts", "MergeProcessor", "fresh")
+__all__ = ("EVIDENCE", "JOB", "LETTER", "RECORDS", "Counts", "MergeProcessor", "fresh", "merged")
 
 RECORDS: Final = "target string, partition int, seq bigint, key binary, value binary, letter string"
 _COLUMNS: Final = ("target", "partition", "seq", "key", "value", "letter")
@@ -39,8 +39,6 @@ EVIDENCE: Final = "evidence"
 JOB: Final = "job"
 """Where a row goes to that is no record of the output."""
 _ROWS: Final = 20_000
-_DATA: Final = StructType([StructField("data", BinaryType())])
-_NUMBER: Final = StructType([StructField("number", LongType())])
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -60,7 +58,7 @@ class MergeProcessor(StatefulProcessor):
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Takes the handle of Spark's state store. Called by Spark before anything else."""
-        self._variables = _Variables(handle)
+        self._variables = SparkVariables(handle)
 
     def handleInputRows(  # noqa: N802 (Spark's name)
         self,
@@ -72,7 +70,7 @@ class MergeProcessor(StatefulProcessor):
         what was found."""
         work, number = self._work, self._numbers[int(key[0])]
         chunks = [chunk for frame in rows for chunk in frame["chunk"]]
-        bucket, result = run(
+        bucket, result = merged(
             self._variables, work.plan, number, lambda: fresh(work, number), self.batch(), chunks
         )
         yield from _frames(bucket, result)
@@ -88,6 +86,27 @@ class MergeProcessor(StatefulProcessor):
 silence_stdout()
 
 
+def merged(
+    variables: Variables,
+    plan: MergePlan,
+    number: int,
+    fresh: Callable[[], Bucket],
+    batch: int,
+    chunks: Sequence[bytes],
+    **kept: Any,
+) -> tuple[Bucket, BucketResult]:
+    """Merges a batch into the bucket of a number, as `state.run`.
+
+    Raises:
+        StateError: what is stored is damaged, or cannot be gone on with.
+    """
+
+    def ready(bucket: Bucket) -> None:
+        bucket.plan = plan
+
+    return run(variables, plan.id, number, fresh, batch, chunks, ready=ready, **kept)
+
+
 def fresh(work: Work, number: int) -> Bucket:
     """The bucket as it is before the first batch."""
     bucket = Bucket(work.topology, work.plan, number)
@@ -95,41 +114,6 @@ def fresh(work: Work, number: int) -> Bucket:
         chunks = chunks_of(Path(origin.path), number, origin.digests[number])
         bucket.adopt(chunks, 1, foreign=True)
     return bucket
-
-
-class _Variables:
-    """Of `store`, in Spark's."""
-
-    def __init__(self, handle: StatefulProcessorHandle) -> None:
-        self._head = handle.getValueState("head", _DATA)
-        self._log = handle.getMapState("log", _NUMBER, _DATA)
-        self._pages = handle.getMapState("pages", _NUMBER, _DATA)
-
-    def head(self) -> bytes | None:
-        return _bytes(self._head.get())
-
-    def set_head(self, data: bytes) -> None:
-        self._head.update((data,))
-
-    def entry(self, number: int) -> bytes | None:
-        return _bytes(self._log.getValue((number,)))
-
-    def append(self, number: int, data: bytes) -> None:
-        self._log.updateValue((number,), (data,))
-
-    def page(self, number: int) -> bytes | None:
-        return _bytes(self._pages.getValue((number,)))
-
-    def set_page(self, number: int, data: bytes) -> None:
-        self._pages.updateValue((number,), (data,))
-
-    def clear(self) -> None:
-        self._log.clear()
-        self._pages.clear()
-
-
-def _bytes(row: Any) -> bytes | None:
-    return None if row is None else bytes(row[0])
 
 
 def _frames(bucket: Bucket, result: BucketResult) -> Iterator[pd.DataFrame]:

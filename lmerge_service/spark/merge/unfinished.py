@@ -17,8 +17,8 @@ from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.merge.internal_topics import largest_record
 from lmerge_service.spark.merge.plan import Work
 from lmerge_service.spark.merge.processor import fresh
-from lmerge_service.spark.merge.store import Stored
 from lmerge_service.spark.merge.stored import StoredVariables
+from lmerge_service.spark.state import Stored
 
 __all__ = ("emitted", "require_unwritten")
 

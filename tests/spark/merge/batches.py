@@ -24,7 +24,7 @@ from lmerge_service.spark.merge.chunks import Chunk, packed
 from lmerge_service.spark.merge.packing import Run, Tools, rule_of, shares
 from lmerge_service.spark.merge.plan import MergePlan, Work, work_of
 from lmerge_service.spark.merge.planning import KafkaView, Planned, next_step
-from lmerge_service.spark.merge.store import Cache
+from lmerge_service.spark.state import Cache
 
 __all__ = (
     "Batch",

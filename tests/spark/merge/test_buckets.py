@@ -26,8 +26,7 @@ from lmerge_service.spark.merge.bucket import Bucket, BucketResult
 from lmerge_service.spark.merge.chunks import packed, slices, unpacked
 from lmerge_service.spark.merge.plan import MergePlan, Work
 from lmerge_service.spark.merge.planning import Planned, next_step
-from lmerge_service.spark.merge.processor import MergeProcessor
-from lmerge_service.spark.merge.store import run
+from lmerge_service.spark.merge.processor import MergeProcessor, merged
 from lmerge_service.tdb import TDB, Event, reconstitute
 from tests.spark.merge.batches import (
     Batch,
@@ -114,7 +113,7 @@ def test_a_bucket_emits_what_the_plain_operator_emits(
                 if data.draw(st.integers(0, 9), "died") == 0:
                     worker.clear()
                 chunks = data.draw(st.permutations(chunks), "order")
-                _, result = run(
+                _, result = merged(
                     used,
                     plan,
                     number,
@@ -143,7 +142,7 @@ def test_honest_replicas_are_merged_into_what_they_mean(
         memory, cache, out = Memory(), fresh_cache(), list[Element]()
         for at, batch in enumerate(batches):
             chunks = chunks_for(work, batch, number, at, 3)
-            bucket, result = run(
+            bucket, result = merged(
                 memory,
                 plan,
                 number,
@@ -207,7 +206,7 @@ def records_of(*elements: Element, start: int = 0, headers: Any = ()) -> list[De
 def fed(work: Work, number: int, chunks: list[bytes]) -> tuple[Bucket, BucketResult]:
     """A new bucket after its first batch."""
     fresh = bucket_of(work, number)
-    return run(Memory(), work.plan, number, lambda: fresh, 0, chunks, cache=fresh_cache())
+    return merged(Memory(), work.plan, number, lambda: fresh, 0, chunks, cache=fresh_cache())
 
 
 class Running:
@@ -225,7 +224,7 @@ class Running:
 
     def batch(self, batch: Batch) -> list[Element]:
         chunks = chunks_for(self.work, batch, 0, self.next, 10)
-        self.bucket, result = run(
+        self.bucket, result = merged(
             self.memory,
             self.work.plan,
             0,

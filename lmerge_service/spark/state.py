@@ -2,9 +2,10 @@
 
 Theory
     A bucket's state lives in its operator, in a Python worker. What Spark keeps must cost what a
-    batch changes and not what there is. By U1 of `bucket` a state is a snapshot and the batches
-    since, so that is what is kept: a batch is written down as it was decoded, and when the batches
-    weigh more than twice the snapshot, a new one takes the place of all of it:
+    batch changes and not what there is. What a bucket emits is a function of its batches, so a
+    state is a snapshot and the batches since, and that is what is kept: a batch is written down as
+    it came, and when the batches weigh more than twice the snapshot, a new one takes the place of
+    all of it:
 
         pages  1 2 3 4   (as of transaction 40)
         log    41 42 43 …
@@ -33,27 +34,69 @@ Cost
 
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
-from typing import Final, Protocol, TypeAlias
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
 from lmerge_service.errors import StateError
-from lmerge_service.spark.merge.bucket import Bucket, BucketResult
-from lmerge_service.spark.merge.chunks import unpacked
-from lmerge_service.spark.merge.findings import Counted
-from lmerge_service.spark.merge.plan import MergePlan
 
-__all__ = ("LEAST_LOG", "Cache", "Kept", "Readable", "Store", "Stored", "Variables", "run")
+__all__ = (
+    "LEAST_LOG",
+    "Bucket",
+    "Cache",
+    "Counted",
+    "Kept",
+    "Readable",
+    "Store",
+    "Stored",
+    "Variables",
+    "run",
+)
 
 _VERSION: Final = 3
 _PAGE_BYTES: Final = 1 << 20
 LEAST_LOG: Final = 16 << 20
 """Bytes of log without a new snapshot, however small the last one was."""
 _KEPT_BUCKETS: Final = 64
+
+
+Counted: TypeAlias = Sequence[tuple[str, str, int]]
+"""(kind, replica, count) of what a bucket has found."""
+
+
+class Bucket(Protocol):
+    """An operator whose state is kept: a function of batches."""
+
+    @property
+    def transaction(self) -> int:
+        """How many batches it has taken."""
+
+    @property
+    def emitted(self) -> int:
+        """The number of the last record that it has emitted."""
+
+    def take(self, batch: int, chunks: Iterable[bytes]) -> Any:
+        """Takes a batch; what it emits."""
+
+    def pages(self) -> Iterator[bytes]:
+        """Its state, piece by piece."""
+
+    def carried(self) -> tuple[int, Counted]:
+        """What its pages lack: the steps that it has carried out, and what it has counted."""
+
+    def load(self, pages: Iterable[bytes], steps: int, counted: Counted) -> None:
+        """Takes over the state that pages are of.
+
+        Raises:
+            StateError: they are damaged, or of another operator.
+        """
+
+
+B = TypeVar("B", bound=Bucket)
 
 
 class Readable(Protocol):
@@ -122,48 +165,49 @@ _write: Final = msgspec.msgpack.Encoder().encode
 
 
 @dataclass(slots=True)
-class Kept:
+class Kept(Generic[B]):
     """A bucket in a worker's memory."""
 
-    bucket: Bucket
+    bucket: B
     token: bytes
 
 
-Cache: TypeAlias = "OrderedDict[tuple[str, int], Kept]"
+Cache: TypeAlias = OrderedDict[tuple[str, int], Kept[Any]]
 _cache: Final[Cache] = OrderedDict()
-Fresh: TypeAlias = Callable[[], Bucket]
 
 
 def run(
     variables: Variables,
-    plan: MergePlan,
+    identity: str,
     number: int,
-    fresh: Fresh,
+    fresh: Callable[[], B],
     batch: int,
     chunks: Sequence[bytes],
     *,
+    ready: Callable[[B], None] = lambda _: None,
     cache: Cache = _cache,
     least_log: int = LEAST_LOG,
-) -> tuple[Bucket, BucketResult]:
-    """Merges a batch into the bucket of a number, and writes down what is needed to have it again;
-    `fresh` makes the bucket as it is before the first batch.
+) -> tuple[B, Any]:
+    """Has the bucket of a number take a batch, and writes down what is needed to have it again: the
+    bucket, and what it emits. `fresh` makes it as it is before the first batch; `ready` sees it
+    before each. `identity` distinguishes it from buckets of other queries.
 
     Raises:
         StateError: what is stored is damaged, or cannot be gone on with.
     """
-    stored = Store(variables, least_log)
-    kept = stored.opened(cache.pop((plan.id, number), None), fresh)
+    stored = Store[B](variables, least_log)
+    kept = stored.opened(cache.pop((identity, number), None), fresh)
     bucket = kept.bucket
-    bucket.plan = plan
-    result = bucket.apply(batch, map(unpacked, chunks))
+    ready(bucket)
+    result = bucket.take(batch, chunks)
     kept.token = stored.committed(kept, batch, chunks)
-    cache[plan.id, number] = kept
+    cache[identity, number] = kept
     while len(cache) > _KEPT_BUCKETS:
         cache.popitem(last=False)
     return bucket, result
 
 
-class Stored:
+class Stored(Generic[B]):
     """Of one bucket, what the store has."""
 
     def __init__(self, variables: Readable) -> None:
@@ -188,7 +232,7 @@ class Stored:
         """The number of the last record that the bucket has emitted; None: nothing is stored."""
         return None if self._head is None else self._head.emitted
 
-    def opened(self, kept: Kept | None, fresh: Fresh) -> Kept:
+    def opened(self, kept: Kept[B] | None, fresh: Callable[[], B]) -> Kept[B]:
         """The bucket as of the head, from what a worker has if that is of use."""
         head = self._head
         if head is None:
@@ -199,16 +243,16 @@ class Stored:
             return self._caught_up(kept, head, start)
         bucket = fresh()
         if head.pages:
-            bucket.adopt(self._pages(head), head.steps, counted=head.counted)
+            bucket.load(self._pages(head), head.steps, head.counted)
         return self._caught_up(Kept(bucket, b""), head, head.first)
 
-    def _lacking(self, kept: Kept, head: _Head) -> int | None:
+    def _lacking(self, kept: Kept[B], head: _Head) -> int | None:
         """Where the log goes on from what a worker has; None if it does not. Only what is lacking
         is looked at."""
         number, before = head.next, head.token
         while number > head.first:
             entry = self._entry(number - 1)
-            if entry.transaction <= kept.bucket.state.transaction:
+            if entry.transaction <= kept.bucket.transaction:
                 break
             number, before = number - 1, entry.before
         return number if before == kept.token else None
@@ -218,19 +262,17 @@ class Stored:
             raise StateError(f"the checkpoint's state is damaged: entry {number} is missing")
         return _read_entry(data)
 
-    def _caught_up(self, kept: Kept, head: _Head, start: int) -> Kept:
+    def _caught_up(self, kept: Kept[B], head: _Head, start: int) -> Kept[B]:
         """Merges the batches of the log from an entry on."""
         bucket = kept.bucket
         entries = (self._entry(number) for number in range(start, head.next))
         for _, batch in groupby(entries, key=attrgetter("transaction")):
             some = list(batch)
-            bucket.apply(
-                some[0].batch, [unpacked(each.chunk) for each in some if each.chunk is not None]
-            )
-        if bucket.state.transaction != head.transaction:
+            bucket.take(some[0].batch, [each.chunk for each in some if each.chunk is not None])
+        if bucket.transaction != head.transaction:
             raise StateError(
                 f"the checkpoint's state is damaged: it ends with transaction "
-                f"{bucket.state.transaction}, not {head.transaction}"
+                f"{bucket.transaction}, not {head.transaction}"
             )
         kept.token = head.token
         return kept
@@ -242,7 +284,7 @@ class Stored:
             yield page
 
 
-class Store(Stored):
+class Store(Stored[B]):
     """The same, written down batch by batch."""
 
     def __init__(self, variables: Variables, least_log: int = LEAST_LOG) -> None:
@@ -250,14 +292,14 @@ class Store(Stored):
         self._variables = variables
         self._least_log = least_log
 
-    def committed(self, kept: Kept, batch: int, chunks: Sequence[bytes]) -> bytes:
+    def committed(self, kept: Kept[B], batch: int, chunks: Sequence[bytes]) -> bytes:
         """Writes a batch down that was merged; its token."""
         head, token = self._head, uuid.uuid4().bytes
         size = sum(map(len, chunks))
         if head is None or head.log_bytes + size > max(self._least_log, 2 * head.page_bytes):
             self._snapshot(kept.bucket, token)
             return token
-        transaction, number = kept.bucket.state.transaction, head.next
+        transaction, number = kept.bucket.transaction, head.next
         whole: Sequence[bytes | None] = chunks or (None,)
         for chunk in whole:
             entry = _Entry(transaction, batch, kept.token, token, chunk)
@@ -270,33 +312,34 @@ class Store(Stored):
                 token=token,
                 next=number,
                 log_bytes=head.log_bytes + size,
-                emitted=kept.bucket.state.output_records,
+                emitted=kept.bucket.emitted,
             )
         )
         return token
 
-    def _snapshot(self, bucket: Bucket, token: bytes) -> None:
+    def _snapshot(self, bucket: B, token: bytes) -> None:
         self._variables.clear()
-        state, page, pages, size = bucket.state, bytearray(), 0, 0
-        for piece in state.stream(state.commit_record()):
+        page, pages, size = bytearray(), 0, 0
+        for piece in bucket.pages():
             page += piece
             if len(page) >= _PAGE_BYTES:
                 self._variables.set_page(pages, bytes(page))
                 pages, size, page = pages + 1, size + len(page), bytearray()
         self._variables.set_page(pages, bytes(page))
+        steps, counted = bucket.carried()
         self._set(
             _Head(
                 _VERSION,
-                transaction=state.transaction,
+                transaction=bucket.transaction,
                 token=token,
                 pages=pages + 1,
                 page_bytes=size + len(page),
-                steps=bucket.steps,
+                steps=steps,
                 first=0,
                 next=0,
                 log_bytes=0,
-                emitted=state.output_records,
-                counted=bucket.findings.counted(),
+                emitted=bucket.emitted,
+                counted=counted,
             )
         )
 

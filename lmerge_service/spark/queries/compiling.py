@@ -1,0 +1,379 @@
+r"""Stages as a streaming query: from topics of facts to records of elements.
+
+Theory
+        Kafka ─▶ reading ─▶ prefix in SQL ─▶ packing ─┐
+                 rows, summaries                      ├─▶ (shuffle) ─▶ stage 0 ─▶ (shuffle) ─▶ …
+        Kafka ─▶ …                                   ─┘
+
+    Reading is Python: which event a fact is, or why it is none, is defined there
+    (`replicas.facts`), and so is the bucket (`replicas.routing`) and how far a task has come
+    (`replicas.lateness`). What is selected and projected of a source first of all is columns of
+    Spark's (`queries.sql_text`); where a source has no such prefix, its rows are packed as they are
+    read. Each partition of a source is read once, whatever the plan makes of it.
+
+    A stage is one `transformWithStateInPandas`: neither Spark's watermarks nor its timers are used.
+    All buckets of a stage get how far each partition of a source is, and each bucket of a stage
+    before it, so all are called in every batch. No row passes through the driver.
+
+    Buckets are alone in the shuffle partition of their number (`merge.keys`). How many there are is
+    that of the output's partitions, in each stage; their number is fixed by the checkpoint.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from lmerge_service.elements import INFINITY, START, Insert
+from lmerge_service.queries import logical
+from lmerge_service.queries.rows import Kind, Refusal, Schema
+from lmerge_service.queries.sql_text import quoted, sql_text
+from lmerge_service.replicas.facts import END, FactDecoder
+from lmerge_service.replicas.lateness import RowReader
+from lmerge_service.replicas.routing import Route
+from lmerge_service.spark.merge.keys import bucket_keys
+from lmerge_service.spark.queries.moves import Rows, Summary, packed
+from lmerge_service.spark.queries.stage_processor import (
+    MOVED,
+    RECORDS,
+    StageProcessor,
+    StageTask,
+    Target,
+)
+from lmerge_service.spark.queries.stages import Branch, Stage
+
+__all__ = ("Packing", "SourceReader", "StagesQuery", "facts_frame", "records")
+
+_CHUNKS: Final = "bucket int, chunk binary"
+_ARROW: Final = {
+    Kind.BOOL: pa.bool_(),
+    Kind.INT: pa.int64(),
+    Kind.FLOAT: pa.float64(),
+    Kind.STR: pa.string(),
+}
+_TYPES: Final = {Kind.BOOL: "boolean", Kind.INT: "long", Kind.FLOAT: "double", Kind.STR: "string"}
+
+
+class StagesQuery(msgspec.Struct, frozen=True):
+    """A plan in stages, and what it is run over."""
+
+    stages: tuple[Stage, ...]
+    widths: dict[str, int]
+    """How many partitions each source has."""
+    buckets: int
+    """Partitions of the output."""
+    tasks: int
+    """How many shuffle partitions share the buckets."""
+    headroom: int
+    """How far the plan moves times (`logical.headroom`)."""
+    identity: str = ""
+    """What distinguishes its state from that of other queries in one worker."""
+
+    @property
+    def keys(self) -> tuple[int, ...]:
+        """By bucket, the key of its group."""
+        return bucket_keys(self.buckets, self.tasks)
+
+
+def records(query: StagesQuery, facts: Mapping[str, DataFrame]) -> DataFrame:
+    """The output: rows (partition, seq, key, value), of raw records of each source (partition,
+    offset, value).
+
+    What was counted is observed: `output`, of each stage before (`stage N …`), and of each source
+    (`facts N …`).
+    """
+    return _Compiling(query, facts).stage(len(query.stages) - 1, None)
+
+
+class _Compiling:
+    def __init__(self, query: StagesQuery, facts: Mapping[str, DataFrame]) -> None:
+        self._query, self._facts = query, facts
+        self._serial = count()
+
+    def stage(self, number: int, target: Target | None) -> DataFrame:
+        """What a stage emits: moves for another one, or records. A stage that several read runs
+        for each of them."""
+        query = self._query
+        stage = query.stages[number]
+        inputs = self.of_sources(number)
+        columns = dict(stage.columns)
+        for each in stage.upstreams:
+            of_input = Target(each.name, columns[each.name])
+            inputs.append(self.stage(each.stage, of_input).select("bucket", "chunk"))
+        whole = inputs[0]
+        for other in inputs[1:]:
+            whole = whole.unionByName(other)
+        task = StageTask(stage, query.widths, query.keys, f"{query.identity} {number}", target)
+        schema = RECORDS if target is None else MOVED
+        grouped = whole.groupBy("bucket")
+        emitted = grouped.transformWithStateInPandas(StageProcessor(task), schema, "Append", "None")
+        counted = emitted.observe(
+            "output" if target is None else f"stage {number} {next(self._serial)}",
+            F.sum("late").alias("late"),
+            F.sum("kept").alias("kept"),
+            F.min("stable").alias("stable"),
+            F.min("watermark").alias("watermark"),
+            F.count("emitted").alias("records"),
+        )
+        return counted.drop("late", "kept", "stable", "watermark", "emitted").where(
+            F.col("value" if target is None else "chunk").isNotNull()
+        )
+
+    def of_sources(self, number: int) -> list[DataFrame]:
+        """What a stage gets, of each of its sources."""
+        query = self._query
+        stage = query.stages[number]
+        columns = dict(stage.columns)
+        found = []
+        for name, source in stage.sources.items():
+            branches = [each for each in stage.branches if each.source == source]
+            reader = SourceReader(source, query.headroom, columns[name], query.keys)
+            metric = f"facts {next(self._serial)} {name}"
+            found.append(facts_frame(self._facts[name], reader, branches, metric))
+        return found
+
+
+# From records to chunks
+
+
+class SourceReader(msgspec.Struct, frozen=True):
+    """What is needed to read the facts of a source."""
+
+    source: logical.Source
+    headroom: int
+    columns: tuple[str, ...]
+    """That divide it; none: all is in one bucket."""
+    keys: tuple[int, ...]
+
+    @property
+    def schema(self) -> str:
+        """Of what `rows` yields."""
+        fields = [f"c{at} {_TYPES[each.kind]}" for at, each in enumerate(self.source.fields)]
+        return ", ".join((_PLACES, *fields))
+
+    def rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Rows of (partition, offset, value), then a summary for each partition in each bucket."""
+        decoder = FactDecoder(self.source, self.headroom)
+        route = Route(self.source.fields, self.columns, len(self.keys)) if self.columns else None
+        readers: dict[int, RowReader] = {}
+        refused: dict[int, int] = {}
+        for batch in batches:
+            yield from self._read(batch, decoder, route, readers, refused)
+        yield self._summaries(readers, refused)
+
+    def _read(
+        self,
+        batch: pa.RecordBatch,
+        decoder: FactDecoder,
+        route: Route | None,
+        readers: dict[int, RowReader],
+        refused: dict[int, int],
+    ) -> Iterator[pa.RecordBatch]:
+        facts = decoder.decode(batch.column("value").to_pylist())
+        partitions = batch.column("partition").to_numpy(zero_copy_only=False)
+        offsets = batch.column("offset").to_numpy(zero_copy_only=False)
+        times = np.array(
+            [
+                fact.vs if type(fact) is Insert else INFINITY if fact is END else START
+                for fact in facts
+            ],
+            np.int64,
+        )
+        for partition in np.unique(partitions).tolist():
+            its = partitions == partition
+            reader = readers.setdefault(partition, RowReader(self.source.lateness))
+            reader.take(offsets[its], times[its])
+            refused[partition] = refused.get(partition, 0)
+        for fact, partition in zip(facts, partitions.tolist(), strict=True):
+            if type(fact) is Refusal:
+                refused[partition] += 1
+        events = [fact for fact in facts if type(fact) is Insert]
+        if not events:
+            return
+        kept = times != START
+        kept &= np.array([fact is not END for fact in facts], np.bool_)
+        columns = list(zip(*(event.payload for event in events), strict=True))
+        yield self._batch(
+            bucket=pa.array([self._key(route, event.payload) for event in events], pa.int32()),
+            partition=pa.array(partitions[kept], pa.int32()),
+            offset=pa.array(offsets[kept], pa.int64()),
+            vs=pa.array(times[kept], pa.int64()),
+            ve=pa.array([event.ve for event in events], pa.int64()),
+            columns=columns,
+        )
+
+    def _key(self, route: Route | None, row: Any) -> int:
+        return self.keys[0 if route is None else route.partition_of(row)]
+
+    def _summaries(
+        self, readers: Mapping[int, RowReader], refused: Mapping[int, int]
+    ) -> pa.RecordBatch:
+        found = [(n, each.piece()) for n, each in sorted(readers.items())]
+        pieces = [(n, piece) for n, piece in found if piece is not None]
+        chunks = [packed(Summary(self.source.name, n, piece)) for n, piece in pieces]
+        to = len(self.keys)
+        counts = [
+            (piece.rows if at == 0 else 0, refused[n] if at == 0 else 0)
+            for n, piece in pieces
+            for at in range(to)
+        ]
+        return self._batch(
+            bucket=pa.array([*self.keys] * len(pieces), pa.int32()),
+            summary=pa.array([chunk for chunk in chunks for _ in range(to)], pa.binary()),
+            rows=pa.array([rows for rows, _ in counts], pa.int64()),
+            refused=pa.array([refused for _, refused in counts], pa.int64()),
+        )
+
+    def _batch(self, *, columns: Sequence[Any] = (), **places: pa.Array) -> pa.RecordBatch:
+        length = len(places["bucket"])
+        arrays = [
+            places[name] if name in places else pa.nulls(length, type_)
+            for name, type_ in _PLACE_TYPES.items()
+        ]
+        names = [*_PLACE_TYPES]
+        for at, column in enumerate(self.source.fields):
+            type_ = _ARROW[column.kind]
+            arrays.append(pa.array(columns[at], type_) if columns else pa.nulls(length, type_))
+            names.append(f"c{at}")
+        return pa.RecordBatch.from_arrays(arrays, names=names)
+
+
+_PLACE_TYPES: Final[dict[str, pa.DataType]] = {
+    "bucket": pa.int32(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "vs": pa.int64(),
+    "ve": pa.int64(),
+    "summary": pa.binary(),
+    "rows": pa.int64(),
+    "refused": pa.int64(),
+}
+_PLACES: Final = (
+    "bucket int, partition int, offset long, vs long, ve long, summary binary, rows long, "
+    "refused long"
+)
+
+
+def facts_frame(
+    raw: DataFrame, reader: SourceReader, branches: Sequence[Branch], metric: str
+) -> DataFrame:
+    """(bucket, chunk) of the facts of a source, for each of its branches."""
+    fields = [f"c{at}" for at in range(len(reader.source.fields))]
+    values = raw.select("partition", "offset", "value")
+    if not any(each.prefix for each in branches):
+        packing = Packing([(each.name, None, fields) for each in branches])
+        chunks = values.mapInArrow(
+            lambda batches: packing.chunks(reader.rows(batches)), _COUNTED_CHUNKS
+        )
+    else:
+        prefix = _Prefix(values.mapInArrow(reader.rows, reader.schema), reader.source.fields)
+        packing = Packing([prefix.branch(at, each) for at, each in enumerate(branches)])
+        chunks = prefix.rows().mapInArrow(packing.chunks, _COUNTED_CHUNKS)
+    observed = chunks.observe(
+        metric, F.sum("rows").alias("rows"), F.sum("refused").alias("refused")
+    )
+    return observed.select("bucket", "chunk")
+
+
+_COUNTED_CHUNKS: Final = _CHUNKS + ", rows long, refused long"
+
+
+class _Prefix:
+    """The columns of Spark's that the prefixes of one source are."""
+
+    def __init__(self, frame: DataFrame, schema: Schema) -> None:
+        self._frame = frame
+        self._schema = schema
+        self._needed: list[str] = []
+        self._any: list[Column] = [F.col("summary").isNotNull()]
+
+    def branch(self, at: int, branch: Branch) -> tuple[str, str | None, list[str]]:
+        """(input, column that says which rows are its own, columns of these) of a branch."""
+        columns = {name: f"c{at}" for at, name in enumerate(self._schema.names)}
+        schema, chosen = self._schema, "TRUE"
+        for step, node in enumerate(branch.prefix):
+            match node:
+                case logical.Select(_, where):
+                    chosen = f"({chosen} AND {sql_text(where, schema, columns)})"
+                case logical.Project(_, projected):
+                    made = {name: f"b{at}_{step}_{n}" for n, (name, _) in enumerate(projected)}
+                    self._frame = self._frame.withColumns(
+                        {
+                            made[name]: F.expr(sql_text(tree, schema, columns))
+                            for name, tree in projected
+                        }
+                        | {f"b{at}_{step}": F.expr(chosen)}
+                    )
+                    chosen, columns = f"b{at}_{step}", made
+            schema = logical.schema_of(node)
+        own = f"b{at}"
+        self._frame = self._frame.withColumn(own, F.expr(f"coalesce({chosen}, FALSE)"))
+        self._any.append(F.col(own))
+        needed = [columns[name] for name in schema.names]
+        self._needed += [each for each in (own, *needed) if each not in self._needed]
+        return branch.name, own, needed
+
+    def rows(self) -> DataFrame:
+        """What any branch needs."""
+        wanted = self._any[0]
+        for other in self._any[1:]:
+            wanted = wanted | other
+        places = [name for name in _PLACE_TYPES if name not in self._needed]
+        return self._frame.where(wanted).select(*places, *map(quoted, self._needed))
+
+
+class Packing:
+    """Packs rows of several branches: (input, column of its own rows, columns) of each."""
+
+    def __init__(self, branches: Sequence[tuple[str, str | None, list[str]]]) -> None:
+        self._branches = branches
+
+    def chunks(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            found = [*self._summaries(batch), *self._rows(batch)]
+            buckets, chunks, rows, refused = zip(*found, strict=True) if found else [()] * 4
+            yield pa.RecordBatch.from_pydict(
+                {
+                    "bucket": pa.array(buckets, pa.int32()),
+                    "chunk": pa.array(chunks, pa.binary()),
+                    "rows": pa.array(rows, pa.int64()),
+                    "refused": pa.array(refused, pa.int64()),
+                }
+            )
+
+    def _summaries(self, batch: pa.RecordBatch) -> Iterator[tuple[int, bytes, int, int]]:
+        if batch.column("summary").null_count == len(batch):
+            return
+        names = ("bucket", "summary", "rows", "refused")
+        for row in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
+            if row[1] is not None:
+                yield row
+
+    def _rows(self, batch: pa.RecordBatch) -> Iterator[tuple[int, bytes, int, int]]:
+        if batch.column("partition").null_count == len(batch):
+            return
+        places = {
+            name: batch.column(name).fill_null(-1).to_numpy(zero_copy_only=False)
+            for name in ("bucket", "partition")
+        }
+        is_row = batch.column("summary").is_null().to_numpy(zero_copy_only=False)
+        for name, own, columns in self._branches:
+            mine = is_row
+            if own is not None:
+                mine = mine & batch.column(own).to_numpy(zero_copy_only=False)
+            for bucket in np.unique(places["bucket"][mine]).tolist():
+                of_bucket = mine & (places["bucket"] == bucket)
+                for partition in np.unique(places["partition"][of_bucket]).tolist():
+                    some = of_bucket & (places["partition"] == partition)
+                    at = pa.array(np.flatnonzero(some))
+                    taken = [
+                        batch.column(each).take(at).to_pylist()
+                        for each in ("offset", "vs", "ve", *columns)
+                    ]
+                    rows = Rows(name, partition, taken[0], taken[1], taken[2], taken[3:])
+                    yield bucket, packed(rows), 0, 0

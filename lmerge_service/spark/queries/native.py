@@ -1,0 +1,347 @@
+r"""A plan that Spark itself computes: windows of a grid by its own windowed aggregation, for a
+replica that shares no operator with the network.
+
+Theory
+        chunks ─▶ gate ─▶ window(time), groupBy, count/sum/min/max ─▶ numbering ─▶ records
+                  rows in time, marks     (append: once, when final)    stable last
+
+    What is alike in all plans stays so: which event a fact is, and which are late (`compiling`).
+    The gate lets those pass that are in time, and gives a *mark*: up to when all is known. The
+    windows are Spark's, and so are groups and aggregates; results are emitted once, when final.
+
+    Spark closes a window when its own watermark has passed. That is the highest value of a column,
+    over all partitions, as of the last batch; taken from the facts it would drop what another
+    partition still counts. So the column is the mark, which is no fact's time but the least of all
+    partitions: what is in time is never below it, and Spark finds nothing late.
+
+    How far the output is must come out behind what is final by then. So marks go through the
+    aggregation, too, as a group of their own whose time is in the last windows that end by the
+    mark: Spark emits them with these windows, and the numbering, which has all of a bucket, puts
+    the stable behind them:
+
+        mark 100, windows of 60 every 20:   the mark's row has time 40: in [0, 60) … [40, 100)
+        next batch: all windows that end by 100, and the row   →   results, stable(60)
+
+    Spark's times begin in 1970 and have a watermark from there on; ours are moved up by 2**52.
+
+Invariants
+    N1  The output is inserts and stables; its TDB is the plan's meaning.
+    N2  The records of each bucket are numbered, alike whenever a batch is run again.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+import pandas as pd  # type: ignore[import-untyped]
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.types import BinaryType, LongType, StructField, StructType
+
+from lmerge_service.elements import INFINITY, START, Stable
+from lmerge_service.errors import ConfigurationError, ElementError
+from lmerge_service.formats.wire import encode
+from lmerge_service.queries import logical
+from lmerge_service.queries.rows import Kind, Schema
+from lmerge_service.queries.sql_text import COLUMN_TYPES, is_sql, sql_text
+from lmerge_service.queries.trees import inferred
+from lmerge_service.replicas.lateness import FactsLateness, RowSummary
+from lmerge_service.spark.io.encoding import canonical_payload, record_value
+from lmerge_service.spark.queries.compiling import SourceReader, StagesQuery, facts_frame
+from lmerge_service.spark.queries.moves import Rows, Summary, unpacked
+from lmerge_service.spark.queries.stages import Branch
+from lmerge_service.spark.silence import silence_stdout
+
+__all__ = ("Gate", "Numbering", "check_native", "native_records")
+
+silence_stdout()
+
+_FURTHEST: Final = 2**52
+"""Times are less than this away from 0, and moved up by it."""
+_WATERMARK: Final = "spark.watermarkDelayMs"
+"""By this metadata Spark finds the column of which it has a watermark."""
+_AGGREGATES: Final = ("count", "count_of", "sum", "min", "max")
+
+
+def check_native(plan: logical.Node) -> logical.Windows:
+    """The windows that a plan is, if Spark can compute it.
+
+    Raises:
+        ConfigurationError: it can't; the message says what does not fit.
+    """
+
+    def refuse(what: str) -> ConfigurationError:
+        return ConfigurationError(f"--native: {what}: leave it out to run the plan's own operators")
+
+    if not isinstance(plan, logical.Windows) or not isinstance(plan.results, tuple):
+        raise refuse("a native plan ends with the aggregates of windows of a grid")
+    if plan.grid.every > plan.grid.size:
+        raise refuse("its windows leave gaps")
+    below = logical.schema_of(plan.of)
+    for name, each in plan.results:
+        if each.function not in _AGGREGATES:
+            raise refuse(f"{name} is no count, sum, min or max")
+        if each.of is not None and not is_sql(each.of):
+            raise refuse(f"{name} calls a function of Python")
+        if each.function == "sum" and each.of and inferred(each.of, below) is not Kind.INT:
+            raise refuse(f"{name} adds floats, which Spark rounds as it goes")
+    node = plan.of
+    while isinstance(node, logical.Select | logical.Project):
+        trees = [node.where] if isinstance(node, logical.Select) else [t for _, t in node.columns]
+        if not all(map(is_sql, trees)):
+            raise refuse("it calls a function of Python")
+        node = node.of
+    if not isinstance(node, logical.Source) or node.until is not None:
+        raise refuse("its windows are over more than selected columns of facts")
+    return plan
+
+
+def native_records(query: StagesQuery, facts: Mapping[str, DataFrame]) -> DataFrame:
+    """As `compiling.records`, of a plan of one stage that `check_native` takes."""
+    stage = query.stages[-1]
+    (branch,) = stage.branches
+    columns = dict(stage.columns)[branch.source.name]
+    reader = SourceReader(branch.source, query.headroom, columns, query.keys)
+    name = branch.source.name
+    chunks = facts_frame(facts[name], reader, [branch], f"facts 0 {name}")
+    windows = stage.plan.plan
+    assert isinstance(windows, logical.Windows)
+    below = logical.schema_of(windows.of)
+    size = windows.grid.size
+    gate = Gate(branch, query.widths[name], size)
+    fields = ", ".join(f"c{at} {COLUMN_TYPES[each.kind]}" for at, each in enumerate(below))
+    passed = chunks.groupBy("bucket").transformWithStateInPandas(
+        gate, ", ".join((_PASSED, fields)), "Append", "None"
+    )
+    observed = passed.observe("stage 0 gate", F.sum("late").alias("late"))
+    rows = _aggregated(observed, windows, below)
+    numbering = Numbering(windows.grid, query.keys)
+    numbered = rows.groupBy("bucket").transformWithStateInPandas(
+        numbering, _NUMBERED, "Append", "None"
+    )
+    counted = numbered.observe(
+        "output",
+        F.min(F.when(F.col("value").isNull(), F.col("stable"))).alias("stable"),
+        F.min(F.when(F.col("value").isNull(), F.col("watermark"))).alias("watermark"),
+        F.count("value").alias("records"),
+        F.lit(0).alias("late"),
+        F.lit(0).alias("kept"),
+    )
+    return counted.where(F.col("value").isNotNull()).select("partition", "seq", "key", "value")
+
+
+_PASSED: Final = "bucket int, mark long, time long, late long"
+
+
+def _moved(time: Column) -> Column:
+    return F.timestamp_millis(time + F.lit(_FURTHEST))
+
+
+def _aggregated(passed: DataFrame, windows: logical.Windows, below: Schema) -> DataFrame:
+    """(bucket, mark, payload, vs, value): results that are final, and marks behind them."""
+    grid = windows.grid
+    columns = {name: f"c{at}" for at, name in enumerate(below.names)}
+    clock = F.when(F.col("mark").isNull(), F.lit(0)).otherwise(F.col("mark") + F.lit(_FURTHEST))
+    ticking = passed.withColumn("clock", F.timestamp_millis(clock)).withWatermark(
+        "clock", "0 seconds"
+    )
+    rows = ticking.select(
+        "bucket",
+        "mark",
+        F.col("mark").isNotNull().alias("is_mark"),
+        _moved(F.col("time")).alias("time", metadata={_WATERMARK: 0}),
+        *columns.values(),
+    )
+    phase = (grid.origin + _FURTHEST) % grid.every
+    window = F.window("time", *(f"{each} milliseconds" for each in (grid.size, grid.every, phase)))
+    keys = [F.col(columns[name]).alias(f"k{at}") for at, name in enumerate(windows.by)]
+    assert isinstance(windows.results, tuple)
+    results = [
+        F.expr(_aggregate(each, below, columns)).alias(f"r{at}")
+        for at, (_, each) in enumerate(windows.results)
+    ]
+    found = rows.groupBy("bucket", "is_mark", window.alias("window"), *keys).agg(
+        F.max("mark").alias("mark"), *results
+    )
+    names = [*windows.by, *(name for name, _ in windows.results)]
+    made = [f"k{at}" for at in range(len(windows.by))]
+    made += [f"r{at}" for at in range(len(windows.results))]
+    fields = sorted(zip(names, made, strict=True))
+    text = F.to_json(
+        F.struct(*(F.col(column).alias(name) for name, column in fields)),
+        {"ignoreNullFields": "false"},
+    )
+    start = F.unix_millis(F.col("window.start")) - F.lit(_FURTHEST)
+    payload = canonical_payload(F.when(~F.col("is_mark"), text))
+    elements = found.select(
+        "bucket",
+        "mark",
+        F.lit("insert").alias("op"),
+        payload.alias("payload"),
+        start.alias("vs"),
+        F.lit(None).cast("long").alias("vold"),
+        (start + F.lit(grid.size)).alias("ve"),
+        F.lit(None).cast("long").alias("vc"),
+    )
+    value = F.when(F.col("mark").isNull(), record_value())
+    return elements.select("bucket", "mark", "payload", "vs", value.alias("value"))
+
+
+def _aggregate(aggregation: logical.Aggregation, below: Schema, columns: Mapping[str, str]) -> str:
+    if aggregation.of is None:
+        return "count(1)"
+    of = sql_text(aggregation.of, below, columns)
+    match aggregation.function:
+        case "count_of":
+            return f"count({of})"
+        case "sum":  # exact on the way: only the result may be beyond int64, and is null then
+            return f"try_cast(sum(CAST({of} AS DECIMAL(19, 0))) AS BIGINT)"
+    return f"{aggregation.function}({of})"
+
+
+_STATE: Final = StructType([StructField("saved", BinaryType())])
+
+
+class Gate(StatefulProcessor):
+    """Lets the facts of a bucket pass that are in time, and marks how far all are."""
+
+    def __init__(self, branch: Branch, width: int, size: int) -> None:
+        self._branch, self._width, self._size = branch, width, size
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Takes the handle of Spark's state store. Called by Spark before anything else."""
+        self._state = handle.getValueState("seen", _STATE)
+
+    def handleInputRows(  # noqa: N802 (Spark's name)
+        self,
+        key: Any,
+        rows: Iterator[Any],
+        timerValues: Any,  # noqa: N803
+    ) -> Iterator[pd.DataFrame]:
+        """Yields the rows of a batch that are in time, then its mark."""
+        kept = self._state.get()
+        seen = [] if kept is None else msgspec.msgpack.decode(bytes(kept[0]), type=list[int])
+        lateness = FactsLateness(self._branch.source.lateness, self._width, seen)
+        summaries: dict[int, list[RowSummary]] = {}
+        facts: list[Rows] = []
+        for chunk in (chunk for frame in rows for chunk in frame["chunk"]):
+            match unpacked(chunk):
+                case Summary(_, partition, summary):
+                    summaries.setdefault(partition, []).append(summary)
+                case Rows() as some:
+                    facts.append(some)
+        lateness.begin(summaries)
+        self._state.update((msgspec.msgpack.encode(lateness.seen),))
+        bucket, late = int(key[0]), 0
+        width = len(logical.schema_of(self._top))
+        names = ["bucket", "mark", "time", "late", *(f"c{at}" for at in range(width))]
+        for some in facts:
+            of = some.partition
+            events = [each for at, each in some.events() if lateness.counts(of, at, each.vs)]
+            late += len(some.offsets) - len(events)
+            if events:
+                yield self._passed(bucket, events, names)
+        mark = lateness.watermark
+        if mark == START:
+            mark = -_FURTHEST + self._size
+        mark = min(mark, _FURTHEST - 1)
+        row = [bucket, mark, mark - self._size, late, *[None] * width]
+        yield pd.DataFrame([row], columns=names)
+
+    @property
+    def _top(self) -> logical.Node:
+        return self._branch.prefix[-1] if self._branch.prefix else self._branch.source
+
+    def _passed(self, bucket: int, events: list[Any], names: list[str]) -> pd.DataFrame:
+        furthest = max(abs(event.vs) for event in events)
+        if furthest >= _FURTHEST - self._size:
+            raise ElementError(
+                "time_overflow", f"a native plan takes times nearer to 0 than 2**52, not {furthest}"
+            )
+        columns: dict[str, Any] = {
+            "bucket": bucket,
+            "mark": None,
+            "time": [event.vs for event in events],
+            "late": 0,
+        }
+        for name, column in zip(
+            names[4:], zip(*(event.payload for event in events), strict=True), strict=True
+        ):
+            columns[name] = pd.Series(column, dtype=object)
+        return pd.DataFrame(columns)
+
+    def close(self) -> None:
+        pass
+
+
+_NUMBERED: Final = "partition int, seq long, key binary, value binary, stable long, watermark long"
+_NUMBERS: Final = StructType(
+    [StructField("emitted", LongType()), StructField("stable", LongType())]
+)
+
+
+class Numbering(StatefulProcessor):
+    """Puts what a bucket has in order, its stable last, and numbers it."""
+
+    def __init__(self, grid: logical.Grid, keys: tuple[int, ...]) -> None:
+        self._grid = grid
+        self._numbers = {key: number for number, key in enumerate(keys)}
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Takes the handle of Spark's state store. Called by Spark before anything else."""
+        self._state = handle.getValueState("numbers", _NUMBERS)
+
+    def handleInputRows(  # noqa: N802 (Spark's name)
+        self,
+        key: Any,
+        rows: Iterator[Any],
+        timerValues: Any,  # noqa: N803
+    ) -> Iterator[pd.DataFrame]:
+        """Yields the records of a batch, and a row that has how far it is."""
+        kept = self._state.get()
+        emitted, stable = (0, START) if kept is None else kept
+        results: list[tuple[int, bytes, bytes]] = []
+        mark = START
+        for frame in rows:
+            marks = frame["mark"].dropna()
+            mark = max([mark, *map(int, marks)])
+            some = frame[frame["mark"].isna()]
+            results += [
+                (int(vs), payload.encode(), value.encode())
+                for vs, payload, value in zip(
+                    some["vs"], some["payload"], some["value"], strict=True
+                )
+            ]
+        found: list[tuple[bytes | None, bytes | None]] = [
+            (payload, value) for _, payload, value in sorted(results)
+        ]
+        if (risen := self._stable(mark)) > stable:
+            stable = risen
+            found.append((None, encode(Stable(stable))))
+        self._state.update((emitted + len(found), stable))
+        numbers = range(emitted + 1, emitted + len(found) + 1)
+        partition = self._numbers[int(key[0])]
+        columns = {
+            "partition": partition,
+            "seq": [*numbers, 0],
+            "key": [*(key for key, _ in found), None],
+            "value": [*(value for _, value in found), None],
+            "stable": stable,
+            "watermark": INFINITY if mark == _FURTHEST - 1 else mark,
+        }
+        yield pd.DataFrame(columns)
+
+    def _stable(self, mark: int) -> int:
+        """The start of the first window that is not final."""
+        if mark == _FURTHEST - 1:
+            return INFINITY
+        grid = self._grid
+        if mark <= -_FURTHEST + grid.size:
+            return START
+        return (
+            (mark - grid.size - grid.origin) // grid.every * grid.every + grid.every + grid.origin
+        )
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,119 @@
+"""Stages against what queries mean, whatever batches, tasks, late facts, restarts; no Spark."""
+
+from random import Random
+
+import pytest
+
+from lmerge_service.errors import ConfigurationError
+from lmerge_service.queries import logical
+from lmerge_service.queries.expressions import col, udf
+from lmerge_service.queries.physical import Choice, physical
+from lmerge_service.queries.plan import count, elements, facts, tumbling
+from lmerge_service.queries.plan_numbering import numbered_plans
+from lmerge_service.queries.properties import partition_columns
+from lmerge_service.spark.queries.stages import stages
+from tests.queries.promises import seeds
+from tests.spark.queries.stage_runs import (
+    QUERIES,
+    Simulation,
+    batches_of,
+    departed,
+    events_of,
+    flights,
+    hourly,
+    meant,
+    query_of,
+    random_topics,
+    rows_as_records,
+)
+
+
+@seeds(25)
+def test_stages_emit_what_the_query_means(seeds: range) -> None:
+    for seed in seeds:
+        rng = Random(seed)
+        name = rng.choice([*QUERIES])
+        query = QUERIES[name]
+        topics = random_topics(rng, query, 25, rng.randrange(1, 4))
+        plan = rng.choice(numbered_plans(query, most=6))
+        simulation = Simulation(query_of(plan, topics, rng.randrange(1, 5)), rng)
+        for batch in batches_of(topics, rng, 12):
+            simulation.run(batch)
+            if rng.random() < 0.3:
+                simulation.restart()
+        found = events_of(rows_as_records(query, simulation.streams))
+        assert found == meant(query, topics), (seed, name)
+        for buckets in simulation.buckets:
+            for bucket in buckets:
+                bucket.network.check()
+
+
+def test_how_batches_are_cut_changes_no_state() -> None:
+    """A batch that is run again, packed otherwise, emits the same with the same numbers."""
+    for name, query in QUERIES.items():
+        topics = random_topics(Random(name), query, 40)
+        batches = batches_of(topics, Random(name), 15)
+        streams = []
+        for seed in range(3):
+            simulation = Simulation(query_of(physical(query), topics, 3), Random(seed))
+            for batch in batches:
+                simulation.run(batch)
+            streams.append(simulation.streams)
+        assert streams[0] == streams[1] == streams[2], name
+
+
+EXPECTED = {
+    "selected": [("origin", "carrier")],
+    "windows": [("origin", "carrier")],
+    "windows of all": [()],
+    "windows over windows": [("origin", "carrier"), ("n",)],
+    "an aggregate of all": [("origin", "carrier"), ()],
+    "three stages": [("origin", "carrier"), ("n",), ("m",)],
+    "two branches": [("origin",)],
+    "two sources": [("origin",)],
+    "a diamond": [("origin",)],
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_plan_is_cut_where_its_columns_change(name: str) -> None:
+    cut = stages(physical(QUERIES[name]), partition_columns)
+    columns = [each.columns[0][1] for each in cut]
+    if name == "selected":
+        columns = [columns[0][1:3]]
+    assert columns == EXPECTED[name]
+    assert [each.stage for stage in cut for each in stage.upstreams] == [*range(len(cut) - 1)]
+    [whole] = stages(physical(QUERIES[name]), partition_columns, divided=False)
+    assert not whole.upstreams
+
+
+def test_a_prefix_ends_below_a_function_of_python_and_below_what_waits() -> None:
+    called = departed.where(udf("math:isfinite", col.fare, returns=bool))
+    [stage] = stages(physical(called), partition_columns)
+    assert [len(each.prefix) for each in stage.branches] == [2]
+    assert isinstance(stage.plan.plan, logical.Select)
+    selected = flights.where(col.delay > 3)
+    waiting = physical(selected.select("origin"), choices={selected: Choice(align=5)})
+    [stage] = stages(waiting, partition_columns)
+    assert [len(each.prefix) for each in stage.branches] == [1]
+    assert [choice.align for _, choice in stage.plan.choices] == [5]
+
+
+def test_choices_follow_their_nodes_into_their_stages() -> None:
+    query = hourly.by("n").aggregate(m=count())
+    plan = physical(query, emit="on_close", choices={hourly: Choice("on_update", windows="panes")})
+    first, second = stages(plan, partition_columns)
+    assert [each.windows for _, each in first.plan.choices] == ["panes"]
+    assert not second.plan.choices
+    assert {first.plan.emit, second.plan.emit} == {"on_close"}
+
+
+def test_what_spark_cannot_divide_is_refused_in_one_line() -> None:
+    merged = elements("merged", {"n": int}).by("n").aggregate(k=count())
+    with pytest.raises(
+        ConfigurationError, match=r"^merged is a topic of elements: .* without --sp"
+    ):
+        stages(physical(merged), partition_columns)
+    keyed = facts("keyed", time="time", fields={"id": int}, key="id")
+    with pytest.raises(ConfigurationError, match=r"^keyed drops duplicates by id: "):
+        stages(physical(keyed.windows(tumbling(9)).aggregate(n=count())), partition_columns)
