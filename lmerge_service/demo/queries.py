@@ -1,12 +1,14 @@
-"""The other play: one real query over a month of flights, by two plans in Spark and one without it.
+"""The other play: one query over a month of flights, written once, by five plans.
 
-    flights ─▶ flights.facts ─┬─▶ Spark, conservative ─▶ delays.firm ──┐
-                              ├─▶ Spark, speculative ──▶ delays.early ─┼─▶ lmerge run ─▶ verdict
-                              └─▶ Python, speculative ─▶ delays.plain ─┘
+                              ┌─▶ Python, revises ───────▶ delays.early ──┐
+                              ├─▶ Python, final only ────▶ delays.firm ───┤
+    flights ─▶ flights.facts ─┼─▶ Python, in order ──────▶ delays.again ──┼─▶ lmerge run ─▶ verdict
+                              ├─▶ Spark, same operators ─▶ delays.spark ──┤
+                              └─▶ Spark by its own ──────▶ delays.native ─┘
 
-Some facts come too late. The Python one joins when the Spark jobs have published. Then the
-speculative one of these is killed, and goes on from its checkpoint; half-way the Python one, which
-mostly leads, is killed for good.
+Some facts come too late. The Python ones join when the Spark jobs have published. One of these is
+killed, and goes on from its checkpoint; `again` is killed, and goes on where its last commit ended;
+half-way `early`, which mostly leads, is killed for good.
 
 Who owns what
     As in `show`: the stage ends every process, and those of Spark end with theirs.
@@ -28,7 +30,7 @@ from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.local.processes import Child
-from lmerge_service.local.stage import Stage
+from lmerge_service.local.stage import Stage, shipped_topology
 from lmerge_service.tdb import TDB
 
 __all__ = ("delays", "play_queries")
@@ -39,12 +41,11 @@ _PATIENCE_SECONDS: Final = 300.0
 """Two Sparks that start on a small machine, which does other things as well, take their time."""
 _LATENESS: Final = 900_000
 _HOUR: Final = 3_600_000
+_QUERY: Final = "flights.py"
 _SLIDE: Final = _HOUR // 3
-_PLANS: Final = {
-    "firm": ("--plan", "conservative", "--batch", "20000", "--master", "local[1]"),
-    "early": ("--plan", "speculative", "--batch", "8000", "--master", "local[1]"),
-    "plain": ("--plan", "speculative", "--batch", "500", "--plain"),
-}
+_PYTHON: Final = {"early": "1", "firm": "2", "again": "3"}
+_SPARK: Final = {"spark": ("--batch", "8000"), "native": ("--native", "--batch", "20000")}
+"""The replicas: of which plan, and with which options."""
 
 
 class _Play(Play):
@@ -94,26 +95,31 @@ async def play_queries(
 async def _script(acting: _Play, seed: int, pace: float) -> None:
     """Who lives and who dies, and when."""
     feeding = await acting.stage.lmerge(
-        "replica", "feed", _FACTS, "--flights", str(acting.month),
+        "query", "feed", _FACTS, "--flights", str(acting.month),
         "--bootstrap", acting.stage.bootstrap,
         "--rate", str(83_000 / pace), "--seed", str(seed),
         "--late", "0.05", "--late-by", "7200",
         log="feed.log",
     )  # fmt: skip
-    for name in ("firm", "early"):
+    for name in _SPARK:
         await _run(acting, name)
         acting.report(f"replica {name} is started, which takes Spark a while")
-    for name in ("firm", "early"):
+    for name in _SPARK:
         await _until_publishing(acting, name)
         acting.report(f"replica {name} has published")
-    await _run(acting, "plain")
-    acting.report("replica plain is started, without Spark")
-    await _until_publishing(acting, "plain")
-    await _kill(acting, "early")
-    await _run(acting, "early")
-    acting.report("replica early is started again, and goes on from its checkpoint")
+    for name in _PYTHON:
+        await _run(acting, name)
+        acting.report(f"replica {name} is started, without Spark")
+    for name in _PYTHON:
+        await _until_publishing(acting, name)
+    await _kill(acting, "spark")
+    await _run(acting, "spark")
+    acting.report("replica spark is started again, and goes on from its checkpoint")
+    await _kill(acting, "again")
+    await _run(acting, "again")
+    acting.report("replica again is started again, and goes on where its last commit ended")
     await wait(acting, "half of the month", lambda: acting.past > 0.5)
-    await _kill(acting, "plain")
+    await _kill(acting, "early")
     await until_done(acting, [feeding, *acting.replicas.values()])
 
 
@@ -127,10 +133,14 @@ async def _kill(acting: _Play, name: str) -> None:
 
 
 async def _run(acting: _Play, name: str) -> None:
+    folder, query = acting.stage.folder, f"{shipped_topology(_QUERY)}:delays"
+    if name in _PYTHON:
+        how: tuple[str, ...] = ("run", query, "--plan", _PYTHON[name], "--batch", "500")
+    else:
+        local = ("--master", "local[1]", "--checkpoint", str(folder / name))
+        how = ("spark", query, *_SPARK[name], *local)
     acting.replicas[name] = await acting.stage.lmerge(
-        "replica", "run", "delays", *_PLANS[name], "--facts", _FACTS, "--to", f"delays.{name}",
-        "--lateness", str(_LATENESS // 1000), "--bootstrap", acting.stage.bootstrap,
-        *(() if name == "plain" else ("--checkpoint", str(acting.stage.folder / name))),
+        "query", *how, "--to", f"delays.{name}", "--bootstrap", acting.stage.bootstrap,
         log=f"{name}.log",
     )  # fmt: skip
 

@@ -46,7 +46,7 @@ def test_the_demo_proves_the_merged_stream_equivalent(tmp_path: Path) -> None:
 
 @pytest.mark.deep
 @pytest.mark.timeout(900)
-def test_three_plans_of_one_query_are_proved_equivalent(tmp_path: Path) -> None:
+def test_five_plans_of_one_query_are_proved_equivalent(tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
     program = [sys.executable, "-m", "lmerge_service.cli", "demo", "--spark", "--json"]
     done = subprocess.run(
@@ -60,6 +60,7 @@ def test_three_plans_of_one_query_are_proved_equivalent(tmp_path: Path) -> None:
     news = " ".join(found["news"])
     assert "kill -9 of replica early" in news
     assert "goes on from its checkpoint" in news
+    assert "goes on where its last commit ended" in news
     assert left_behind(tmp_path) == []
 
 
