@@ -1,0 +1,65 @@
+"""Projections: they move towards the sources, fall together, and drop what nobody reads."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from lmerge_service.queries import logical
+from lmerge_service.queries.logical import Apply, Node, Project
+from lmerge_service.queries.properties.keys import renamed
+from lmerge_service.queries.rewriting.rules import (
+    Rule,
+    arranged,
+    needed,
+    reads_starts,
+    substituted,
+    with_children,
+)
+from lmerge_service.queries.trees import Name
+
+__all__ = ("PROJECTIONS",)
+
+
+def _joined(node: Node) -> Iterator[Node]:
+    match node:
+        case Project(Project(of, first), second):
+            by = dict(first)
+            yield Project(of, tuple((name, substituted(tree, by)) for name, tree in second))
+
+
+def _nothing(node: Node) -> Iterator[Node]:
+    match node:
+        case Project(of, columns):
+            if columns == tuple((name, Name(name)) for name in logical.schema_of(of).names):
+                yield of
+
+
+def _below(node: Node) -> Iterator[Node]:
+    match node:
+        case Project(logical.Union() | logical.Lifetime() as of, columns):
+            yield with_children(of, [Project(each, columns) for each in logical.children(of)])
+
+
+def _below_distinct(node: Node) -> Iterator[Node]:
+    match node:
+        case Project(logical.MultisetOp((of,), function), columns):
+            if renamed(columns).keys() >= set(logical.schema_of(of).names):
+                yield logical.MultisetOp((Project(of, columns),), function)
+
+
+def _unread(node: Node) -> Iterator[Node]:
+    match node:
+        case logical.Aggregate(of, by, results) | logical.Windows(of, by, _, results):
+            if not reads_starts(results) or isinstance(results, Apply):
+                names = logical.schema_of(of).names
+                read = [name for name in names if name in needed(by, results)]
+                if len(read) < len(names):
+                    yield with_children(node, [arranged(of, read or names[:1])])
+
+
+PROJECTIONS: Final = (
+    Rule("join projections", "E", "", _joined),
+    Rule("leave out a projection of all columns", "E", "", _nothing),
+    Rule("project below union and lifetimes", "E", "", _below),
+    Rule("project below distinct and coalesce", "E", "all columns stay", _below_distinct),
+    Rule("drop what an aggregate does not read", "E", "not first or last", _unread),
+)
