@@ -25,6 +25,7 @@ from lmerge_service.queries.plan import (
 )
 from lmerge_service.queries.rewriting import RULES, Rule, variants
 from lmerge_service.queries.rewriting.closure import rewritten
+from lmerge_service.queries.rewriting.projections import tidy
 from lmerge_service.tdb import TDB
 from tests.queries.composed import SOURCES, drawn
 from tests.queries.promises import seeds, snapshot_at
@@ -131,6 +132,7 @@ def equal(one: Node, other: Node, rng: Random) -> bool:
 @seeds(6)
 def test_each_rewriting_of_each_plan_has_its_tdb(seeds: range, name: str) -> None:
     plan = PLANS[name].plan
+    assert equal(plan, tidy(plan), Random(seeds[0]))
     for rule, rewriting in rewritten(plan):
         for seed in seeds:
             assert equal(plan, rewriting, Random(seed)), (rule.name, seed, rewriting)
@@ -156,6 +158,14 @@ def test_all_variants_of_random_plans_have_their_tdb(seeds: range) -> None:
         for variant in found:
             assert logical.schema_of(variant.plan) == logical.schema_of(plan)
             assert equal(plan, variant.plan, rng), (seed, variant)
+
+
+def test_projections_that_change_nothing_are_tidied_away() -> None:
+    kept = one.select(n=col.n + 1, k=col.k)
+    for rough in (kept.select("n", "k"), kept.select("k", "n").select("n", "k")):
+        assert tidy(rough.plan) == kept.plan
+    assert tidy(one.select("k", "n").distinct().plan) == one.distinct().plan
+    assert tidy(one.select("k").select("k").plan) == one.select("k").plan
 
 
 def test_every_rule_is_used_by_some_plan() -> None:

@@ -2,9 +2,10 @@
 
 Theory
     Rules rewrite any part of a plan; so from a plan they reach others, and from these others, each
-    once, in the order of the number of steps. Rules of class S are used where only snapshots count:
-    below coalesced aggregates, multiset operators and the right side of semi-joins, as far as the
-    operators between take snapshots to snapshots.
+    once, in the order of the number of steps; projections that they leave behind are tidied up.
+    Rules of class S are used where only snapshots count: below coalesced aggregates, multiset
+    operators and the right side of semi-joins, as far as the operators between take snapshots to
+    snapshots.
 
     >>> from lmerge_service.queries.expressions import col
     >>> from lmerge_service.queries.plan import elements
@@ -30,7 +31,7 @@ from lmerge_service.queries.rewriting.aggregates import AGGREGATES
 from lmerge_service.queries.rewriting.joins import JOINS
 from lmerge_service.queries.rewriting.lifetimes import LIFETIMES
 from lmerge_service.queries.rewriting.multisets import MULTISETS
-from lmerge_service.queries.rewriting.projections import PROJECTIONS
+from lmerge_service.queries.rewriting.projections import PROJECTIONS, tidy
 from lmerge_service.queries.rewriting.rules import Rule, reads_starts, with_children
 from lmerge_service.queries.rewriting.selections import SELECTIONS
 
@@ -59,12 +60,12 @@ def variants(plan: Node, limit: int = 64) -> list[Variant]:
 
 
 def _reached(plan: Node) -> Iterator[Variant]:
-    found = {plan}
+    found = {plan, tidy(plan)}
     waiting = [Variant(plan, ())]
     for variant in waiting:  # it grows
         yield variant
-        for rule, other in rewritten(variant.plan):
-            if other not in found:
+        for rule, rough in rewritten(variant.plan):
+            if (other := tidy(rough)) not in found:
                 found.add(other)
                 waiting.append(Variant(other, (*variant.rules, rule.name)))
 

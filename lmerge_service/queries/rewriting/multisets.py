@@ -5,8 +5,7 @@ from typing import Final
 
 import msgspec
 
-from lmerge_service.queries import logical
-from lmerge_service.queries.logical import Aggregate, Join, MultisetOp, Node, Union
+from lmerge_service.queries.logical import Aggregate, Join, Lifetime, MultisetOp, Node, Union
 from lmerge_service.queries.properties.keys import keys
 from lmerge_service.queries.rewriting.rules import Rule
 
@@ -90,7 +89,7 @@ def _uncoalesced(node: Node) -> Iterator[Node]:
 
 
 def _coalesced(node: Node) -> Iterator[Node]:
-    if not _is_canonical(node) and logical.children(node):
+    if isinstance(node, Union | Join | Lifetime):
         yield _unary(node, "coalesce")
 
 
@@ -103,5 +102,5 @@ MULTISETS: Final = (
     Rule("intersection by differences", "E", "with multiplicities", _intersection),
     Rule("leave out distinct of snapshots", "S", "each payload once", _uncut),
     Rule("leave out coalesce", "S", "", _uncoalesced),
-    Rule("coalesce", "S", "", _coalesced),
+    Rule("coalesce", "S", "a union, a join, or lifetimes", _coalesced),
 )

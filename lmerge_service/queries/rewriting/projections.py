@@ -16,21 +16,22 @@ from lmerge_service.queries.rewriting.rules import (
 )
 from lmerge_service.queries.trees import Name
 
-__all__ = ("PROJECTIONS",)
+__all__ = ("PROJECTIONS", "tidy")
 
 
-def _joined(node: Node) -> Iterator[Node]:
+def tidy(plan: Node) -> Node:
+    """The plan, of projections one above the other one, and none that changes nothing: both are
+    equations of class E."""
+    node = with_children(plan, [tidy(child) for child in logical.children(plan)])
     match node:
         case Project(Project(of, first), second):
             by = dict(first)
-            yield Project(of, tuple((name, substituted(tree, by)) for name, tree in second))
-
-
-def _nothing(node: Node) -> Iterator[Node]:
-    match node:
+            merged = tuple((name, substituted(tree, by)) for name, tree in second)
+            return tidy(Project(of, merged))
         case Project(of, columns):
             if columns == tuple((name, Name(name)) for name in logical.schema_of(of).names):
-                yield of
+                return of
+    return node
 
 
 def _below(node: Node) -> Iterator[Node]:
@@ -57,8 +58,6 @@ def _unread(node: Node) -> Iterator[Node]:
 
 
 PROJECTIONS: Final = (
-    Rule("join projections", "E", "", _joined),
-    Rule("leave out a projection of all columns", "E", "", _nothing),
     Rule("project below union and lifetimes", "E", "", _below),
     Rule("project below distinct and coalesce", "E", "all columns stay", _below_distinct),
     Rule("drop what an aggregate does not read", "E", "not first or last", _unread),
