@@ -33,6 +33,7 @@ from lmerge_service.cli import (
     merge,
     present,
     publish,
+    query,
     read,
     replica,
     restart_output,
@@ -98,6 +99,7 @@ for panel, commands in _COMMANDS.items():
         app.command(rich_help_panel=panel)(each)
 replica.app.command()(selection.readings)
 replica.app.command()(selection.select)
+app.add_typer(query.app, name="query", rich_help_panel=_KAFKA)
 app.add_typer(replica.app, name="replica", rich_help_panel=_KAFKA)
 app.add_typer(broker.app, name="broker", rich_help_panel=_KAFKA)
 app.add_typer(state.app, name="state", rich_help_panel=_KAFKA)
