@@ -18,10 +18,11 @@ Theory
         new plan     ins(q, 7, 11)  adj(p, 4, 8→7)
         emitted      adj(p, 2, 8→7)  adj(q, 7, 12→11)
 
-    At T - 1 both have as many events of a payload, so there is an alias for each. An event takes
-    the one with its own start, and of those left the latest end takes the earliest start. What
-    waits unfrozen is in a merge (`core`) of one input, case R4, which corrects it at the latest by
-    the stable that half freezes it.
+    At T - 1 both have as many events of a payload, so there is an alias for each, if not at once.
+    Of several an event takes the one that it is itself; then one of the same start, if so every
+    event finds one, else one of the same end, or start; and of those left the latest end takes the
+    earliest start, as nested events have it. What waits unfrozen is in a merge (`core`) of one
+    input, case R4, which corrects it at the latest by the stable that half freezes it.
 
     The new plan is fed from less input than the old one had, and may emit by another level, so its
     stable can be below T. Such stables are withheld, and what it emits of events that end before T
@@ -41,8 +42,10 @@ Cost
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Hashable, Iterable
+from itertools import zip_longest
+from operator import itemgetter
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from lmerge_service.core import Case, LMerge, Policy, lmerge, restore
 from lmerge_service.core.expiry import Expiry
@@ -209,6 +212,12 @@ class SwitchedOutput:
             assert not self._merge.breaches(), "W3: the plan contradicts what waits"
 
 
+_Lifetime: TypeAlias = tuple[int, int]
+_Places: TypeAlias = list[tuple[_Lifetime, _Lifetime | None]]
+_START: Final = itemgetter(0)
+_END: Final = itemgetter(1)
+
+
 class _Alias(NamedTuple):
     """An event of the new plan that has another start on the output: None if none is left."""
 
@@ -272,31 +281,20 @@ class _Across:
 
     def _continue(self, payload: Hashable, events: list[Insert[Any]], changes: list[Data]) -> None:
         """New events, each in the place of one that waits."""
-        begun: defaultdict[int, list[int]] = defaultdict(list)
-        for event in events:
-            begun[event.vs].append(event.ve)
-        held: defaultdict[int, list[int]] = defaultdict(list)
-        for start, end in self._waiting.pop(payload, ()):
-            held[start].append(end)
-        free: list[tuple[int, int]] = []
-        rest: list[tuple[int, int]] = []
-        for start, ends in held.items():
-            come = begun.pop(start, [])
-            pairs, gone = _paired(ends, come)
-            changes += [Adjust(payload, start, end, ve) for end, ve in pairs]
-            free += [(start, end) for end in gone]
-            rest += [(ve, start) for ve in come]
-        rest += [(ve, vs) for vs, come in begun.items() for ve in come]
-        free.sort()
-        rest.sort(key=lambda each: (-each[0], each[1]))
-        for (ve, vs), (start, end) in zip(rest, free, strict=False):
+        held = Counter(self._waiting.pop(payload, ()))
+        come = Counter((event.vs, event.ve) for event in events)
+        for place, event in _places(held, come):
+            if event is None:
+                self._waiting[payload].append(place)
+                continue
+            start, end = place
+            vs, ve = event
             changes.append(Adjust(payload, start, end, ve))
-            self._alias(payload, vs, _Alias(ve, start))
-        for ve, vs in rest[len(free) :]:
+            if start != vs:
+                self._alias(payload, vs, _Alias(ve, start))
+        for vs, ve in come.elements():
             self.contradictions += 1
             self._alias(payload, vs, _Alias(ve, None))
-        if len(free) > len(rest):
-            self._waiting[payload] = free[len(rest) :]
 
     def _alias(self, payload: Hashable, vs: int, alias: _Alias) -> None:
         self._aliases.setdefault((payload, vs), []).append(alias)
@@ -341,22 +339,38 @@ class _Across:
         assert all(self._waiting.values()), "W4: a payload waits for nothing"
 
 
-def _paired(held: list[int], come: list[int]) -> tuple[list[tuple[int, int]], list[int]]:
-    """(end held, end that comes) of one start, and the ends that are left of those held; takes out
-    of `come` what has a place."""
-    left = Counter(held)
-    pairs: list[tuple[int, int]] = []
-    moved: list[int] = []
-    for end in sorted(come):
-        if left[end]:
-            left[end] -= 1
-            pairs.append((end, end))
-        else:
-            moved.append(end)
-    free = sorted(left.elements())
-    come[:] = moved[len(free) :]
-    pairs += zip(free, moved, strict=False)
-    return pairs, free[len(moved) :]
+def _places(held: Counter[_Lifetime], come: Counter[_Lifetime]) -> _Places:
+    """The (start, end) of each event that is held, and of the one that continues it, None if none
+    does; takes these out of `come`."""
+    both = held & come
+    held, rest = held - both, come - both
+    found: _Places = [(event, event) for event in both.elements()]
+    starts = Counter(vs for vs, _ in rest.elements())
+    by = [_START, _END] if starts <= Counter(vs for vs, _ in held.elements()) else [_END, _START]
+    for of in by:
+        found += _alike(held, rest, of)
+    places = sorted(held.elements())
+    events = sorted(rest.elements(), key=lambda event: (-event[1], event[0]))
+    found += zip_longest(places, events[: len(places)])
+    come.clear()
+    come.update(events[len(places) :])
+    return found
+
+
+def _alike(
+    held: Counter[_Lifetime], come: Counter[_Lifetime], of: Callable[[_Lifetime], int]
+) -> _Places:
+    """What is alike in start, or in end; takes it out of both."""
+    by: defaultdict[int, list[_Lifetime]] = defaultdict(list)
+    for place in sorted(held.elements(), reverse=True):
+        by[of(place)].append(place)
+    found: _Places = []
+    for event in sorted(come.elements()):
+        if places := by.get(of(event)):
+            found.append((places.pop(), event))
+    held.subtract(place for place, _ in found)
+    come.subtract(event for _, event in found if event is not None)
+    return found
 
 
 def _less(many: Held, few: Held) -> Held:
