@@ -433,9 +433,12 @@ def longest(node: Node) -> int:
             return {"": min(sides), "left": sides[0], "right": sides[1], "full": max(sides)}[outer]
         case Aggregate(of, cut=cut):
             return longest(of) if cut else INFINITY
-        case Windows(grid=grid, results=results):
-            kept = isinstance(results, Apply) and results.timestamping == "unchanged"
-            return INFINITY if kept else grid.size
+        case Windows(results=Apply(timestamping="unchanged")):
+            return INFINITY
+        case SnapshotWindows(results=Apply(timestamping="unchanged")):
+            return INFINITY
+        case Windows(grid=grid):
+            return grid.size
         case GroupApply(plan=plan):
             return longest(plan)
     return longest(children(node)[0])

@@ -1,16 +1,16 @@
 """Random queries, composed of all operators, and the streams that they take in."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any, cast
 
-from lmerge_service.elements import Element
+from lmerge_service.elements import INFINITY, Element
 from lmerge_service.queries import logical
 from lmerge_service.queries.expressions import Expression, coalesce, col, is_null, lit, when
 from lmerge_service.queries.meaning import plans as meaning
 from lmerge_service.queries.network import Network
 from lmerge_service.queries.operators.protocol import Operator
-from lmerge_service.queries.physical import PhysicalPlan, physical
+from lmerge_service.queries.physical import Choice, Emit, PhysicalPlan, physical
 from lmerge_service.queries.plan import (
     Query,
     average,
@@ -34,6 +34,20 @@ SOURCES = {
     "one": elements("one", FIELDS),
     "two": elements("two", FIELDS),
 }
+
+
+def chosen(rng: Random, query: Query) -> PhysicalPlan:
+    """A random physical plan of a query."""
+    emits: tuple[Emit, ...] = ("on_update", "ordered", "on_watermark", "on_close")
+    choices = {
+        Query(node): Choice(
+            rng.choice((None, *emits)), rng.choice((None, None, None, 0, 3, INFINITY))
+        )
+        for node in logical.nodes(query.plan)
+        if rng.random() < 0.4
+    }
+    align = rng.choice((None, None, None, 2, INFINITY))
+    return physical(query, emit=rng.choice(emits), choices=choices, align=align)
 
 
 class Running:
@@ -99,17 +113,19 @@ def feeds_for(rng: Random, query: Query, length: int = 10, *, endless: bool = Tr
     return interleaved(rng, *streams)
 
 
-def drawn(rng: Random, depth: int, *, reducible: bool = False) -> Query:
-    """A random query of rows (k: str, n: int). A `reducible` one has at each instant what its
-    relational counterpart has of the inputs at that instant."""
+def drawn(
+    rng: Random, depth: int, *, reducible: bool = False, of: Mapping[str, Query] = SOURCES
+) -> Query:
+    """A random query of rows (k: str, n: int) over sources by name. A `reducible` one has at each
+    instant what its relational counterpart has of the inputs at that instant."""
     if not depth:
-        return SOURCES[rng.choice(sorted(SOURCES))]
+        return of[rng.choice(sorted(of))]
 
     def below() -> Query:
-        return drawn(rng, rng.randrange(depth), reducible=reducible)
+        return drawn(rng, rng.randrange(depth), reducible=reducible, of=of)
 
     choices = REDUCIBLE if reducible else REDUCIBLE + OTHERS
-    return rng.choice(choices)(rng, drawn(rng, depth - 1, reducible=reducible), below)
+    return rng.choice(choices)(rng, drawn(rng, depth - 1, reducible=reducible, of=of), below)
 
 
 Below = Callable[[], Query]

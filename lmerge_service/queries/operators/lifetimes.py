@@ -4,20 +4,20 @@ Meaning
     Each event ⟨p, [vs, ve)⟩ becomes ⟨p, [a, b)⟩, a and b functions of vs and ve; nothing where
     a >= b. The set is closed because each function needs its own rules (c: the input's stable):
 
-    | function                | [a, b)                     | stable    | need(T)             |
-    |-------------------------|----------------------------|-----------|---------------------|
-    | Window(w)               | [vs, vs+w)                 | c         | T-w+1               |
-    | Shift(d)                | [vs+d, ve+d)               | c+d       | T-d                 |
-    | Extend(d)               | [vs, ve+d)                 | c         | T-d                 |
-    | Shorten(d)              | [vs, ve-d)                 | c-d       | T+d                 |
-    | AtMost(d)               | [vs, min(ve, vs+d))        | c         | T; inexact starts: T-d |
-    | Hop(h, w)               | [⌊vs/h⌋h, ⌊vs/h⌋h+w)       | ⌊c/h⌋h    | T-w+1               |
-    | Quantise(h)             | [⌊vs/h⌋h, ⌈ve/h⌉h)         | ⌊c/h⌋h    | T-h+1               |
-    | Inserts()               | [vs, inf)                  | c         | all                 |
-    | Starts()                | [vs, vs+1)                 | c         | T                   |
-    | Ends()                  | [ve, ve+1)                 | c         | T-1                 |
-    | Deletes()               | [ve, inf)                  | c         | all                 |
-    | Last()                  | [ve-1, ve)                 | c-1       | T                   |
+    | function                | [a, b)                     | stable    | need(T); starts inexact |
+    |-------------------------|----------------------------|-----------|-------------------------|
+    | Window(w)               | [vs, vs+w)                 | c         | T-w+1; T-w              |
+    | Shift(d)                | [vs+d, ve+d)               | c+d       | T-d                     |
+    | Extend(d)               | [vs, ve+d)                 | c         | T-d                     |
+    | Shorten(d)              | [vs, ve-d)                 | c-d       | T+d; T                  |
+    | AtMost(d)               | [vs, min(ve, vs+d))        | c         | T; T-d                  |
+    | Hop(h, w)               | [⌊vs/h⌋h, ⌊vs/h⌋h+w)       | ⌊c/h⌋h    | T-w+1; T-w              |
+    | Quantise(h)             | [⌊vs/h⌋h, ⌈ve/h⌉h)         | ⌊c/h⌋h    | T-h+1                   |
+    | Inserts()               | [vs, inf)                  | c         | all                     |
+    | Starts()                | [vs, vs+1)                 | c         | T; T-1                  |
+    | Ends()                  | [ve, ve+1)                 | c         | T-1                     |
+    | Deletes()               | [ve, inf)                  | c         | all                     |
+    | Last()                  | [ve-1, ve)                 | c-1       | T                       |
 
 State
     None: an adjust carries both ends, so both images are known.
@@ -25,7 +25,8 @@ Stable
     As in the table: below it no image can change any more. Shorten can't pass c: an end at c may
     still move, and so an image's end at c-d.
 Retention
-    Nothing.  need(T): as in the table, with T of the output.
+    Nothing.  need(T): as in the table, with T of the output; where it differs, the second is for
+    an input whose rows may start at another time in a replica that joined late.
 Cost
     O(1) per element.
 
@@ -120,7 +121,7 @@ class Window(Lifetime):
         return vs, moved(vs, self.width)
 
     def required_history(self, until: int, exact_starts: bool = True) -> int:
-        return moved(until, 1 - self.width)
+        return moved(until, (1 if exact_starts else 0) - self.width)
 
     def longest(self, length: int) -> int:
         return self.width
@@ -180,7 +181,7 @@ class Shorten(Lifetime):
         return _point(point, -self.by)
 
     def required_history(self, until: int, exact_starts: bool = True) -> int:
-        return moved(until, self.by)
+        return moved(until, self.by) if exact_starts else until
 
     def longest(self, length: int) -> int:
         return max(0, moved(length, -self.by))
@@ -228,7 +229,7 @@ class Hop(Lifetime):
         return _floored_point(point, self.every)
 
     def required_history(self, until: int, exact_starts: bool = True) -> int:
-        return moved(until, 1 - self.width)
+        return moved(until, (1 if exact_starts else 0) - self.width)
 
     def longest(self, length: int) -> int:
         return self.width
@@ -281,7 +282,7 @@ class Starts(Lifetime):
         return vs, moved(vs, 1)
 
     def required_history(self, until: int, exact_starts: bool = True) -> int:
-        return until
+        return until if exact_starts else moved(until, -1)
 
     def longest(self, length: int) -> int:
         return 1

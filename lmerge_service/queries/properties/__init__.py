@@ -1,0 +1,23 @@
+"""What is known of a plan before it runs: which events are apart, what a late joiner needs, which
+case of LMerge its replicas allow, and how its facts may be divided. A module per question.
+"""
+
+from lmerge_service.queries.properties.history import (
+    has_exact_starts,
+    joining_at,
+    required_history,
+)
+from lmerge_service.queries.properties.keys import Keys, keys
+from lmerge_service.queries.properties.partitioning import partition_columns
+from lmerge_service.queries.properties.streams import case, stream_properties
+
+__all__ = (
+    "Keys",
+    "case",
+    "has_exact_starts",
+    "joining_at",
+    "keys",
+    "partition_columns",
+    "required_history",
+    "stream_properties",
+)
