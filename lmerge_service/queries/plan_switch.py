@@ -51,13 +51,14 @@ from typing import Any, Final
 import msgspec
 
 from lmerge_service.core.snapshots import sealed, unsealed
-from lmerge_service.elements import Element, Stable
+from lmerge_service.elements import START, Element, Stable
 from lmerge_service.errors import ConfigurationError, StateError
 from lmerge_service.queries.live_events import LiveEvents
 from lmerge_service.queries.logical import schema_of
 from lmerge_service.queries.netting import net
 from lmerge_service.queries.network import Network
 from lmerge_service.queries.physical import PhysicalPlan
+from lmerge_service.queries.properties import required_history
 from lmerge_service.queries.switched_output import SwitchedOutput
 
 __all__ = ("History", "RunningQuery", "saved_output")
@@ -180,7 +181,7 @@ class RunningQuery:
         history: History,
         reaching: Mapping[str, int] | None,
     ) -> list[Element]:
-        _check_history(network, history)
+        _check_history(network, plan, self.stable, history, reaching or {})
         computed = LiveEvents(stable=self.stable)
         for source in network.sources:
             elements = iter(history[source])
@@ -257,10 +258,20 @@ def _opened(saved: bytes) -> tuple[_Saved, bytes]:
     return whole, networks[0]
 
 
-def _check_history(network: Network, history: History) -> None:
-    missing = [source for source in network.sources if source not in history]
-    if missing:
-        raise ConfigurationError(
-            f"the plan reads {', '.join(map(repr, missing))}, of which no history is given; "
-            f"there is {', '.join(map(repr, history)) or 'none'}"
-        )
+def _check_history(
+    network: Network, plan: PhysicalPlan, stable: int, history: History, reaching: Mapping[str, int]
+) -> None:
+    required = required_history(plan.plan, stable)
+    for source in network.sources:
+        if source not in history:
+            given = ", ".join(map(repr, history)) or "none"
+            raise ConfigurationError(
+                f"the plan reads {source!r}, of which no history is given; there is {given}"
+            )
+        since, needed = reaching.get(source, START), required[source]
+        if since > needed:
+            every = "all its events" if needed == START else f"its events with ve >= {needed}"
+            raise ConfigurationError(
+                f"the history of {source!r} has its events with ve >= {since}; to go on at "
+                f"stable({stable}) the plan needs {every}"
+            )
