@@ -76,19 +76,22 @@ class SwitchedOutput:
     ([Stable(vc=20)], True)
     """
 
-    def __init__(self, since: int) -> None:
+    def __init__(self, since: int, skip: int = START) -> None:
         self.since = since
         """T of the module's text."""
+        self._skip = skip
         self._stable = since
-        self._across = _Across(since)
+        self._across = _Across(since, skip)
         self._merge: LMerge | None = None
 
     @classmethod
-    def begun(cls, held: LiveEvents, computed: LiveEvents) -> tuple["SwitchedOutput", list[Data]]:
+    def begun(
+        cls, held: LiveEvents, computed: LiveEvents, skip: int = START
+    ) -> tuple["SwitchedOutput", list[Data]]:
         """`held` is what the output holds, with its stable point, `computed` what the new plan has
-        emitted so far. Also returns what makes the output, in the fewest elements, the new plan's,
-        but for events that wait."""
-        output = cls(held.stable)
+        emitted so far. Either may lack events with a final ve below `skip`. Also returns what makes
+        the output, in the fewest elements, the new plan's, but for events that wait."""
+        output = cls(held.stable, skip)
         old, new = held.counted(), computed.counted()
         changes: list[Data] = []
         if old != new:
@@ -187,7 +190,7 @@ class SwitchedOutput:
             StateError: a payload is of a kind that would not come back as it was.
         """
         merge = None if self._merge is None else self._merge.snapshot()
-        return [self.since, self._stable, self._across.state(), merge]
+        return [self.since, self._skip, self._stable, self._across.state(), merge]
 
     @classmethod
     def loaded(cls, state: Any) -> "SwitchedOutput":
@@ -196,8 +199,8 @@ class SwitchedOutput:
         Raises:
             StateError: the bytes are damaged.
         """
-        since, stable, across, merge = state
-        output = cls(since)
+        since, skip, stable, across, merge = state
+        output = cls(since, skip)
         output._stable = stable
         output._across.load(across)
         output._merge = None if merge is None else restore(merge)
@@ -228,8 +231,9 @@ class _Alias(NamedTuple):
 class _Across:
     """The events across T: aliases, and what the output holds and the new plan has not emitted."""
 
-    def __init__(self, since: int) -> None:
+    def __init__(self, since: int, skip: int) -> None:
         self._since = since
+        self._skip = skip
         self.contradictions = 0
         self._waiting: defaultdict[Hashable, list[tuple[int, int]]] = defaultdict(list)
         """By payload: (start, end) of the output's events that wait."""
@@ -293,7 +297,7 @@ class _Across:
             if start != vs:
                 self._alias(payload, vs, _Alias(ve, start))
         for vs, ve in come.elements():
-            self.contradictions += 1
+            self.contradictions += ve >= self._skip
             self._alias(payload, vs, _Alias(ve, None))
 
     def _alias(self, payload: Hashable, vs: int, alias: _Alias) -> None:
@@ -302,7 +306,8 @@ class _Across:
 
     def pass_stable(self, point: int) -> None:
         """The new plan's stable point, T or later: now all that is across T has been emitted."""
-        self.contradictions += sum(map(len, self._waiting.values()))
+        waiting = self._waiting.values()
+        self.contradictions += sum(end >= self._skip for places in waiting for _, end in places)
         self._waiting.clear()
         if point == INFINITY:
             self._aliases.clear()
