@@ -33,7 +33,7 @@ Invariants
     W2  Where no payload is twice at one instant, the TDB in the end is the query's; elsewhere
         snapshots are: which of several equal events an alias is of is ambiguous.
     W3  What contradicts the output is not emitted, and counted: there is nothing of it while the
-        plans mean the same.
+        plans mean the same, once the new plan's stable point has reached T.
     W4  Held are only aliases whose starts differ, events across T that wait, and keys of which the
         output has more events than were computed: nothing, as soon as these are final.
 
@@ -222,10 +222,10 @@ _END: Final = itemgetter(1)
 
 
 class _Alias(NamedTuple):
-    """An event of the new plan that has another start on the output: None if none is left."""
+    """An event of the new plan that has another start on the output."""
 
     ve: int
-    start: int | None
+    start: int
 
 
 class _Across:
@@ -234,16 +234,20 @@ class _Across:
     def __init__(self, since: int, skip: int) -> None:
         self._since = since
         self._skip = skip
+        self._is_whole = False
+        """Whether the new plan's stable point has reached T."""
         self.contradictions = 0
         self._waiting: defaultdict[Hashable, list[tuple[int, int]]] = defaultdict(list)
         """By payload: (start, end) of the output's events that wait."""
         self._aliases: dict[tuple[Hashable, int], list[_Alias]] = {}
         """By payload and the new plan's start."""
+        self._surplus: dict[Hashable, list[_Lifetime]] = {}
+        """By payload: events of the new plan, across T, for which there is no place."""
         self._expiry: Expiry[tuple[Hashable, int]] = Expiry()
         """The keys of aliases, by their first ends."""
 
     def __len__(self) -> int:
-        return len(self._aliases) + len(self._waiting)
+        return len(self._aliases) + len(self._waiting) + len(self._surplus)
 
     def hold(self, events: Iterable[Insert[Any]]) -> None:
         """Takes events of the output that the new plan has not, or not as they are."""
@@ -253,20 +257,22 @@ class _Across:
     def apply(self, data: Iterable[Data], changes: list[Data]) -> None:
         """Takes net changes by the new plan of events with vs < T; appends those of the output."""
         since = self._since
-        begun: defaultdict[Hashable, list[Insert[Any]]] = defaultdict(list)
+        begun: defaultdict[Hashable, list[_Lifetime]] = defaultdict(list)
         for each in data:
             has = each.ve >= since and each.ve > each.vs
             if type(each) is Adjust and each.vold >= since:
                 self._revise(each, has, changes)
+                if each.payload in self._surplus and not has:
+                    begun[each.payload] += ()
             elif has:
-                begun[each.payload].append(Insert(each.payload, each.vs, each.ve))
+                begun[each.payload].append((each.vs, each.ve))
         # What the batch has set free may be what it continues: hence afterwards.
         for payload, events in begun.items():
-            self._continue(payload, events, changes)
+            self._continue(payload, [*events, *self._surplus.pop(payload, ())], changes)
 
     def _revise(self, change: Adjust[Any], stays: bool, changes: list[Data]) -> None:
         payload, vs, vold, ve = change.payload, change.vs, change.vold, change.ve
-        start: int | None = vs
+        start, surplus = vs, self._surplus.get(payload, [])
         aliases = self._aliases.get((payload, vs), [])
         at = next((n for n, alias in enumerate(aliases) if alias.ve == vold), None)
         if at is not None:
@@ -274,19 +280,24 @@ class _Across:
             if not aliases:
                 del self._aliases[payload, vs]
                 self._expiry.cancel((payload, vs))
-        if not stays:
-            if start is not None:
-                self._waiting[payload].append((start, vold))
+        elif (vs, vold) in surplus:
+            surplus.remove((vs, vold))
+            if stays:
+                surplus.append((vs, ve))
+            elif not surplus:
+                del self._surplus[payload]
             return
-        if start is not None:
-            changes.append(Adjust(payload, start, vold, ve))
+        if not stays:
+            self._waiting[payload].append((start, vold))
+            return
+        changes.append(Adjust(payload, start, vold, ve))
         if start != vs:
             self._alias(payload, vs, _Alias(ve, start))
 
-    def _continue(self, payload: Hashable, events: list[Insert[Any]], changes: list[Data]) -> None:
+    def _continue(self, payload: Hashable, events: list[_Lifetime], changes: list[Data]) -> None:
         """New events, each in the place of one that waits."""
         held = Counter(self._waiting.pop(payload, ()))
-        come = Counter((event.vs, event.ve) for event in events)
+        come = Counter(events)
         for place, event in _places(held, come):
             if event is None:
                 self._waiting[payload].append(place)
@@ -296,20 +307,26 @@ class _Across:
             changes.append(Adjust(payload, start, end, ve))
             if start != vs:
                 self._alias(payload, vs, _Alias(ve, start))
-        for vs, ve in come.elements():
-            self.contradictions += ve >= self._skip
-            self._alias(payload, vs, _Alias(ve, None))
+        if come:
+            self._surplus[payload] = list(come.elements())
 
     def _alias(self, payload: Hashable, vs: int, alias: _Alias) -> None:
         self._aliases.setdefault((payload, vs), []).append(alias)
         self._expiry.schedule((payload, vs), alias.ve)
 
     def pass_stable(self, point: int) -> None:
-        """The new plan's stable point, T or later: now all that is across T has been emitted."""
-        waiting = self._waiting.values()
-        self.contradictions += sum(end >= self._skip for places in waiting for _, end in places)
-        self._waiting.clear()
+        """The new plan's stable point, T or later: what it has across T is what the query has."""
+        skip, surplus = self._skip, self._surplus
+        if not self._is_whole:
+            unmatched = [*self._waiting.values(), *surplus.values()]
+            self.contradictions += sum(ve >= skip for events in unmatched for _, ve in events)
+            self._waiting.clear()
+            self._is_whole = True
+        if surplus:
+            kept = {p: [each for each in of if each[1] >= point] for p, of in surplus.items()}
+            self._surplus = {payload: of for payload, of in kept.items() if of}
         if point == INFINITY:
+            self._surplus.clear()
             self._aliases.clear()
             self._expiry.clear()
         for key in self._expiry.before(point):
@@ -323,10 +340,13 @@ class _Across:
     def state(self) -> Any:
         waiting = [[portable(payload), places] for payload, places in self._waiting.items()]
         aliases = [[portable(payload), vs, of] for (payload, vs), of in self._aliases.items()]
-        return [waiting, aliases, self.contradictions]
+        surplus = [[portable(payload), events] for payload, events in self._surplus.items()]
+        return [waiting, aliases, surplus, self._is_whole, self.contradictions]
 
     def load(self, state: Any) -> None:
-        waiting, aliases, self.contradictions = state
+        waiting, aliases, surplus, self._is_whole, self.contradictions = state
+        for payload, events in surplus:
+            self._surplus[hashable(payload)] = [(vs, ve) for vs, ve in events]
         for payload, places in waiting:
             self._waiting[hashable(payload)] = [(start, end) for start, end in places]
         for payload, vs, of in aliases:
@@ -341,7 +361,10 @@ class _Across:
             assert all(alias.start != key[1] for alias in aliases), f"W4: {key} needs no alias"
             least = min(alias.ve for alias in aliases)
             assert self._expiry.due(key) <= least, f"W4: {key} is forgotten too late"
-        assert all(self._waiting.values()), "W4: a payload waits for nothing"
+        for payload in self._waiting.keys() | self._surplus.keys():
+            found = (self._waiting.get(payload), self._surplus.get(payload))
+            assert [] not in found, f"W4: nothing is held of {payload!r}"
+            assert None in found, f"W4: {payload!r} waits, and there is what continues it"
 
 
 def _places(held: Counter[_Lifetime], come: Counter[_Lifetime]) -> _Places:
