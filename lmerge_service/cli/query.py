@@ -31,7 +31,10 @@ from lmerge_service.tdb import Event
 
 __all__ = ("app",)
 
-app = App(no_args_is_help=True, help="Queries: list and explain them, check their plans, run them as replicas.")
+app = App(
+    no_args_is_help=True,
+    help="Queries: list and explain them, check their plans, run them as replicas.",
+)
 
 _PLANS: Final = 4
 _COMPARED: Final = 100
