@@ -33,6 +33,7 @@ from lmerge_service.cli import (
     merge,
     present,
     publish,
+    query,
     query_feed,
     query_run,
     query_spark,
@@ -98,12 +99,11 @@ _COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
 for panel, commands in _COMMANDS.items():
     for each in commands:
         app.command(rich_help_panel=panel)(each)
-queries = App(no_args_is_help=True, help="Continuous queries, each by several plans.")
 for each in (
     query_run.run, query_spark.spark, query_feed.feed, selection.readings, selection.select,
 ):  # fmt: skip
-    queries.command()(each)
-app.add_typer(queries, name="query", rich_help_panel=_KAFKA)
+    query.app.command()(each)
+app.add_typer(query.app, name="query", rich_help_panel=_KAFKA)
 app.add_typer(broker.app, name="broker", rich_help_panel=_KAFKA)
 app.add_typer(state.app, name="state", rich_help_panel=_KAFKA)
 app.add_typer(table.app, name="table", rich_help_panel=_SPARK)
