@@ -100,6 +100,8 @@ def spark(
     )
     session = {"master": master, "driver_memory": driver_memory}
     with spark_for(f"query {to}", **session) as started, stop_on_sigterm() as stopped:
+        if (file := Path(target.rpartition(":")[0])).suffix == ".py":
+            started.sparkContext.addPyFile(str(file))  # workers call the functions that it defines
         identity, running = start_plan(started, replica)
         _introduce(target, plan, identity, as_json=as_json)
         ended = follow_plan(running, lambda each: _report(each, as_json=as_json), stopped)
