@@ -86,6 +86,7 @@ def spark(
         check_topic(each)
     replica = PlanReplica(
         name=target,
+        query=query.plan,
         plan=plan_of(query, target, plan),
         columns_of=partition_columns,
         kafka=kafka.place(),

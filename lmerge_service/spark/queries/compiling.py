@@ -108,12 +108,14 @@ class _Compiling:
         whole = inputs[0]
         for other in inputs[1:]:
             whole = whole.unionByName(other)
-        task = StageTask(stage, query.widths, query.keys, f"{query.identity} {number}", target)
+        serial = next(self._serial)
+        identity = f"{query.identity} {number} {serial}"
+        task = StageTask(stage, query.widths, query.keys, identity, target)
         schema = RECORDS if target is None else MOVED
         grouped = whole.groupBy("bucket")
         emitted = grouped.transformWithStateInPandas(StageProcessor(task), schema, "Append", "None")
         counted = emitted.observe(
-            "output" if target is None else f"stage {number} {next(self._serial)}",
+            "output" if target is None else f"stage {number} {serial}",
             F.sum("late").alias("late"),
             F.sum("kept").alias("kept"),
             F.min("stable").alias("stable"),

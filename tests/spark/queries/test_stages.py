@@ -14,7 +14,6 @@ from lmerge_service.queries import logical
 from lmerge_service.queries.expressions import col, udf
 from lmerge_service.queries.physical import Choice, physical
 from lmerge_service.queries.plan import count, elements, facts, tumbling
-from lmerge_service.queries.plan_numbering import numbered_plans
 from lmerge_service.queries.properties import partition_columns
 from lmerge_service.spark.queries.stage_processor import StageProcessor, StageTask, Target
 from lmerge_service.spark.queries.stages import stages
@@ -34,14 +33,16 @@ from tests.spark.queries.stage_runs import (
 )
 
 
-@seeds(25)
+@seeds(20)
 def test_stages_emit_what_the_query_means(seeds: range) -> None:
     for seed in seeds:
         rng = Random(seed)
         name = rng.choice([*QUERIES])
         query = QUERIES[name]
         topics = random_topics(rng, query, 25, rng.randrange(1, 4))
-        plan = rng.choice(numbered_plans(query, most=6))
+        emit: Any = rng.choice(("on_update", "on_watermark", "on_close"))
+        chosen = {hourly: Choice(windows="panes")} if "over" in name else {}
+        plan = physical(query, emit=emit, choices=chosen, align=rng.choice((None, 7)))
         simulation = Simulation(query_of(plan, topics, rng.randrange(1, 5)), rng)
         for batch in batches_of(topics, rng, 12):
             simulation.run(batch)
@@ -60,12 +61,12 @@ def test_how_batches_are_cut_changes_no_state() -> None:
         topics = random_topics(Random(name), query, 40)
         batches = batches_of(topics, Random(name), 15)
         streams = []
-        for seed in range(3):
+        for seed in range(2):
             simulation = Simulation(query_of(physical(query), topics, 3), Random(seed))
             for batch in batches:
                 simulation.run(batch)
             streams.append(simulation.streams)
-        assert streams[0] == streams[1] == streams[2], name
+        assert streams[0] == streams[1], name
 
 
 @seeds(4)
