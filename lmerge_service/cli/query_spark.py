@@ -86,6 +86,7 @@ def spark(
         check_topic(each)
     replica = PlanReplica(
         name=target,
+        query=query.plan,
         plan=plan_of(query, target, plan),
         columns_of=partition_columns,
         kafka=kafka.place(),
@@ -100,6 +101,8 @@ def spark(
     )
     session = {"master": master, "driver_memory": driver_memory}
     with spark_for(f"query {to}", **session) as started, stop_on_sigterm() as stopped:
+        if (file := Path(target.rpartition(":")[0])).suffix == ".py":
+            started.sparkContext.addPyFile(str(file))  # workers call the functions that it defines
         identity, running = start_plan(started, replica)
         _introduce(target, plan, identity, as_json=as_json)
         ended = follow_plan(running, lambda each: _report(each, as_json=as_json), stopped)

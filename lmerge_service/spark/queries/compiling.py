@@ -31,9 +31,9 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lmerge_service.elements import INFINITY, START, Insert
 from lmerge_service.queries import logical
-from lmerge_service.queries.rows import Kind, Refusal, Schema
+from lmerge_service.queries.rows import Kind, Schema
 from lmerge_service.queries.sql_text import quoted, sql_text
-from lmerge_service.replicas.facts import END, FactDecoder
+from lmerge_service.replicas.facts import END, Fact, FactDecoder
 from lmerge_service.replicas.lateness import RowReader
 from lmerge_service.replicas.routing import Route
 from lmerge_service.spark.merge.keys import bucket_keys
@@ -108,12 +108,14 @@ class _Compiling:
         whole = inputs[0]
         for other in inputs[1:]:
             whole = whole.unionByName(other)
-        task = StageTask(stage, query.widths, query.keys, f"{query.identity} {number}", target)
+        serial = next(self._serial)
+        identity = f"{query.identity} {number} {serial}"
+        task = StageTask(stage, query.widths, query.keys, identity, target)
         schema = RECORDS if target is None else MOVED
         grouped = whole.groupBy("bucket")
         emitted = grouped.transformWithStateInPandas(StageProcessor(task), schema, "Append", "None")
         counted = emitted.observe(
-            "output" if target is None else f"stage {number} {next(self._serial)}",
+            "output" if target is None else f"stage {number} {serial}",
             F.sum("late").alias("late"),
             F.sum("kept").alias("kept"),
             F.min("stable").alias("stable"),
@@ -161,72 +163,60 @@ class SourceReader(msgspec.Struct, frozen=True):
         decoder = FactDecoder(self.source, self.headroom)
         route = Route(self.source.fields, self.columns, len(self.keys)) if self.columns else None
         readers: dict[int, RowReader] = {}
-        refused: dict[int, int] = {}
         for batch in batches:
-            yield from self._read(batch, decoder, route, readers, refused)
-        yield self._summaries(readers, refused)
+            facts = decoder.decode(batch.column("value").to_pylist())
+            partitions, offsets = (
+                batch.column(name).to_numpy(zero_copy_only=False)
+                for name in ("partition", "offset")
+            )
+            times = np.fromiter(map(_time, facts), np.int64, len(facts))
+            for partition in np.unique(partitions).tolist():
+                its = partitions == partition
+                reader = readers.setdefault(partition, RowReader(self.source.lateness))
+                reader.take(offsets[its], times[its])
+            at = [at for at, fact in enumerate(facts) if type(fact) is Insert]
+            if at:
+                events = [fact for fact in facts if type(fact) is Insert]
+                yield self._events(events, route, partitions[at], offsets[at], times[at])
+        yield self._summaries(readers)
 
-    def _read(
-        self,
-        batch: pa.RecordBatch,
-        decoder: FactDecoder,
-        route: Route | None,
-        readers: dict[int, RowReader],
-        refused: dict[int, int],
-    ) -> Iterator[pa.RecordBatch]:
-        facts = decoder.decode(batch.column("value").to_pylist())
-        partitions = batch.column("partition").to_numpy(zero_copy_only=False)
-        offsets = batch.column("offset").to_numpy(zero_copy_only=False)
-        times = np.array(
-            [
-                fact.vs if type(fact) is Insert else INFINITY if fact is END else START
-                for fact in facts
-            ],
-            np.int64,
-        )
-        for partition in np.unique(partitions).tolist():
-            its = partitions == partition
-            reader = readers.setdefault(partition, RowReader(self.source.lateness))
-            reader.take(offsets[its], times[its])
-            refused[partition] = refused.get(partition, 0)
-        for fact, partition in zip(facts, partitions.tolist(), strict=True):
-            if type(fact) is Refusal:
-                refused[partition] += 1
-        events = [fact for fact in facts if type(fact) is Insert]
-        if not events:
-            return
-        kept = times != START
-        kept &= np.array([fact is not END for fact in facts], np.bool_)
-        columns = list(zip(*(event.payload for event in events), strict=True))
-        yield self._batch(
-            bucket=pa.array([self._key(route, event.payload) for event in events], pa.int32()),
-            partition=pa.array(partitions[kept], pa.int32()),
-            offset=pa.array(offsets[kept], pa.int64()),
-            vs=pa.array(times[kept], pa.int64()),
-            ve=pa.array([event.ve for event in events], pa.int64()),
-            columns=columns,
-        )
-
-    def _key(self, route: Route | None, row: Any) -> int:
-        return self.keys[0 if route is None else route.partition_of(row)]
-
-    def _summaries(
-        self, readers: Mapping[int, RowReader], refused: Mapping[int, int]
+    def _events(
+        self, events: list[Insert[Any]], route: Route | None, *places: Any
     ) -> pa.RecordBatch:
-        found = [(n, each.piece()) for n, each in sorted(readers.items())]
-        pieces = [(n, piece) for n, piece in found if piece is not None]
-        chunks = [packed(Summary(self.source.name, n, piece)) for n, piece in pieces]
-        to = len(self.keys)
-        counts = [
-            (piece.rows if at == 0 else 0, refused[n] if at == 0 else 0)
-            for n, piece in pieces
-            for at in range(to)
-        ]
+        if route is None:
+            buckets = [self.keys[0]] * len(events)
+        else:
+            buckets = [self.keys[route.partition_of(event.payload)] for event in events]
+        partitions, offsets, starts = places
         return self._batch(
-            bucket=pa.array([*self.keys] * len(pieces), pa.int32()),
-            summary=pa.array([chunk for chunk in chunks for _ in range(to)], pa.binary()),
-            rows=pa.array([rows for rows, _ in counts], pa.int64()),
-            refused=pa.array([refused for _, refused in counts], pa.int64()),
+            bucket=pa.array(buckets, pa.int32()),
+            partition=pa.array(partitions, pa.int32()),
+            offset=pa.array(offsets, pa.int64()),
+            vs=pa.array(starts, pa.int64()),
+            ve=pa.array([event.ve for event in events], pa.int64()),
+            columns=list(zip(*(event.payload for event in events), strict=True)),
+        )
+
+    def _summaries(self, readers: Mapping[int, RowReader]) -> pa.RecordBatch:
+        """One row for each bucket; what was read is counted in the first."""
+        found = [(number, each.piece()) for number, each in sorted(readers.items())]
+        rows = [
+            (
+                key,
+                packed(Summary(self.source.name, number, piece)),
+                0 if at else piece.rows,
+                0 if at else piece.refused,
+            )
+            for number, piece in found
+            if piece is not None
+            for at, key in enumerate(self.keys)
+        ]
+        buckets, chunks, counts, refused = zip(*rows, strict=True) if rows else [()] * 4
+        return self._batch(
+            bucket=pa.array(buckets, pa.int32()),
+            summary=pa.array(chunks, pa.binary()),
+            rows=pa.array(counts, pa.int64()),
+            refused=pa.array(refused, pa.int64()),
         )
 
     def _batch(self, *, columns: Sequence[Any] = (), **places: pa.Array) -> pa.RecordBatch:
@@ -241,6 +231,11 @@ class SourceReader(msgspec.Struct, frozen=True):
             arrays.append(pa.array(columns[at], type_) if columns else pa.nulls(length, type_))
             names.append(f"c{at}")
         return pa.RecordBatch.from_arrays(arrays, names=names)
+
+
+def _time(fact: Fact) -> int:
+    """As `RowReader` takes them."""
+    return fact.vs if type(fact) is Insert else INFINITY if fact is END else START
 
 
 _PLACE_TYPES: Final[dict[str, pa.DataType]] = {

@@ -65,6 +65,8 @@ class PlanReplica:
 
     name: str
     """What the query is called, in messages."""
+    query: logical.Node
+    """The logical plan, as it was written."""
     plan: PhysicalPlan
     columns_of: ColumnsOf
     """By which columns of its sources a plan may be divided (`properties.partition_columns`)."""
@@ -97,7 +99,7 @@ def identify_plan(replica: PlanReplica, cores: int) -> tuple[PlanIdentity, bool]
         TransportError: Kafka cannot be reached, or refuses.
         StateError: the checkpoint cannot be read, or facts that it has to begin with may be gone.
     """
-    sources = logical.sources(replica.plan.plan)
+    sources = logical.sources(replica.query)
     if unknown := [*replica.topics.keys() - sources.keys()]:
         raise ConfigurationError(
             f"{replica.name} has no source {unknown[0]!r}; there is {', '.join(sources)}"
@@ -116,7 +118,7 @@ def identify_plan(replica: PlanReplica, cores: int) -> tuple[PlanIdentity, bool]
     partitions = topic_width(WrittenTopic(replica.kafka, replica.to, partitions=replica.partitions))
     tail = _run(tails(connection, replica.to, partitions))
     requested = PlanIdentity(
-        query=logical.fingerprint(replica.plan.plan),
+        query=logical.fingerprint(replica.query),
         plan=replica.plan.fingerprint,
         engine=replica.engine,
         topics=topics,

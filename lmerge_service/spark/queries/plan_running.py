@@ -14,7 +14,7 @@ What happens on a crash
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -25,6 +25,7 @@ from lmerge_service.elements import INFINITY
 from lmerge_service.errors import LMergeError
 from lmerge_service.formats.headers import SEQ_HEADER, incarnation_headers
 from lmerge_service.queries import logical
+from lmerge_service.queries.physical import PhysicalPlan
 from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.io.elements import kafka_records, kafka_sink
 from lmerge_service.spark.io.places import ReadTopics, WrittenTopic, located
@@ -74,15 +75,13 @@ def start_plan(
         TransportError: Kafka cannot be reached, or refuses.
         StateError: the checkpoint cannot be read.
     """
+    if replica.native:  # which of the query's plans makes no difference
+        replica = replace(replica, plan=PhysicalPlan(check_native(replica.query)))
     plan = replica.plan
-    cut = stages(plan, replica.columns_of, divided=replica.partitions > 1)
-    if replica.native:
-        check_native(plan.plan)
+    stages(plan, replica.columns_of)  # raises before a topic is made
     identity, ended = identify_plan(replica, spark.sparkContext.defaultParallelism)
     if ended:
         return identity, None
-    if (identity.partitions > 1) != (replica.partitions > 1):  # the topic was there
-        cut = stages(plan, replica.columns_of, divided=identity.partitions > 1)
     session = spark.newSession()
     for name, value in {
         f"{_STATE}.providerClass": _ROCKSDB,
@@ -93,7 +92,7 @@ def start_plan(
     }.items():
         session.conf.set(name, value)
     query = StagesQuery(
-        stages=cut,
+        stages=stages(plan, replica.columns_of, divided=identity.partitions > 1),
         widths=identity.widths,
         buckets=identity.partitions,
         tasks=identity.tasks,

@@ -95,7 +95,13 @@ class StageBucket:
         """Takes a batch: chunks in any order."""
         rows, summaries, moved = _sorted(chunks)
         for name, lateness in self._lateness.items():
-            lateness.begin(summaries.get(name, {}))
+            of_source = summaries.get(name, {})
+            if max(of_source, default=0) >= (width := self._settings.widths[name]):
+                raise StateError(
+                    f"{name} has more than the {width} partitions that it had when the checkpoint "
+                    "was begun: use another folder to begin anew"
+                )
+            lateness.begin(of_source)
         given: _Given = {}
         late = self._take_facts(rows, given)
         self._take_elements(moved, given)

@@ -82,7 +82,7 @@ def check(
     spark: SparkSession, folder: Path, query: Query, plan: PhysicalPlan, native: bool = False
 ) -> list[list[Element]]:
     """The output of a plan that is stopped midway, against what the query means."""
-    topics = random_topics(Random(3), query, 60)
+    topics = random_topics(Random(3), query, 50)
     batches = batches_of(topics, Random(5), 30)
     files = Files(spark, folder, [*topics], native)
     staged = query_of(plan, topics, 2, str(folder), tasks=2)

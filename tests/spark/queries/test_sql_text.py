@@ -41,8 +41,8 @@ def check(
     """Each expression over each row, in as many jobs as keep the generated code small."""
     types = ", ".join(f"{quoted(c.name)} {COLUMN_TYPES[c.kind]}" for c in schema)
     frame = spark.createDataFrame(rows, types).coalesce(2).cache()
-    for at in range(0, len(expressions), 50):
-        some = [each.on(schema) for each in expressions[at : at + 50]]
+    for at in range(0, len(expressions), 25):
+        some = [each.on(schema) for each in expressions[at : at + 25]]
         found = frame.selectExpr(
             *map(quoted, schema.names), *(f"{b.sql()} AS `{n}?`" for n, b in enumerate(some))
         ).collect()
@@ -69,7 +69,7 @@ def check_drawn(spark: SparkSession, seed: int, expressions: int, rows: int) -> 
 
 
 def test_drawn_expressions_give_in_spark_what_they_give_in_python(spark: SparkSession) -> None:
-    check_drawn(spark, 1, 80, 60)
+    check_drawn(spark, 1, 40, 60)
 
 
 @pytest.mark.full
