@@ -19,8 +19,8 @@ from lmerge_service.cli.words import finite, point, report
 from lmerge_service.elements import START
 
 if TYPE_CHECKING:
-    from lmerge_service.spark.queries.plan_identity import PlanIdentity
-    from lmerge_service.spark.queries.plan_running import PlanBatch
+    from lmerge_service.spark.queries.identity import PlanIdentity
+    from lmerge_service.spark.queries.running import PlanBatch
 
 __all__ = ("spark",)
 
@@ -77,8 +77,8 @@ def spark(
     from lmerge_service.local.broker import default_directory
     from lmerge_service.queries.loading import load
     from lmerge_service.queries.properties import partition_columns
-    from lmerge_service.spark.queries.plan_identity import PlanReplica
-    from lmerge_service.spark.queries.plan_running import follow_plan, start_plan
+    from lmerge_service.spark.queries.identity import PlanReplica
+    from lmerge_service.spark.queries.running import follow_plan, start_plan
 
     query = load(target)
     topics = topics_of(query, topic)

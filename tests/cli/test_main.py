@@ -29,7 +29,7 @@ CONTROL = (
     "accept-gap", "policy", "decisions",
 )  # fmt: skip
 COMMANDS = (
-    "demo", "up", "down", "run", "doctor", "spark-merge", "read", "publish", "replica", "broker",
+    "demo", "up", "down", "run", "doctor", "spark-merge", "read", "publish", "query", "broker",
     "state",
     *CONTROL, "drill", "restart-output", "present", "merge", "audit", "infer", "generate", "table",
 )  # fmt: skip
@@ -39,9 +39,7 @@ PAGES = [
     ("broker", "start"),
     ("broker", "status"),
     ("state", "verify"),
-    ("replica", "feed"),
-    ("replica", "list"),
-    ("replica", "run"),
+    *(("query", each) for each in ("list", "explain", "check", "run", "spark", "feed", "select")),
     ("table", "update"),
     ("table", "at"),
     ("state", "export"),

@@ -1,10 +1,10 @@
-"""`lmerge replica readings` and `select`: mistakes in one line."""
+"""`lmerge query readings` and `select`: mistakes in one line."""
 
 import pytest
 
 from tests.cli.conftest import Lmerge
 
-SELECT = "replica select --plan udf0 --readings r --to t"
+SELECT = "query select --plan udf0 --readings r --to t"
 NOWHERE = " --bootstrap 127.0.0.1:1"
 
 
@@ -20,9 +20,9 @@ NOWHERE = " --bootstrap 127.0.0.1:1"
         (SELECT + " --feedback o/p", 2, "'o/p' is no name of a topic"),
         (SELECT + " --name a", 2, "--name is whose feedback is used: give --feedback"),
         (SELECT + NOWHERE, 3, "connecting to 127.0.0.1:1: Kafka cannot"),
-        ("replica readings r --batch 30-10", 2, "--batch takes the least size and the largest"),
-        ("replica readings r --batch 0-1", 2, "--batch takes the least size and the largest"),
-        ("replica readings r" + NOWHERE, 3, "connecting to 127.0.0.1:1: Kafka cannot"),
+        ("query readings r --batch 30-10", 2, "--batch takes the least size and the largest"),
+        ("query readings r --batch 0-1", 2, "--batch takes the least size and the largest"),
+        ("query readings r" + NOWHERE, 3, "connecting to 127.0.0.1:1: Kafka cannot"),
     ],
 )
 def test_a_mistake_is_one_line(command: str, code: int, error: str, lmerge: Lmerge) -> None:

@@ -18,7 +18,7 @@ from lmerge_service.queries.plan import Query
 from lmerge_service.queries.rows import Refusal, Row
 from lmerge_service.tdb import TDB, Event, reconstitute
 from lmerge_service.workloads.facts import disordered, facts
-from tests.spark.queries import reference
+from tests.queries import flights_reference as reference
 
 QUERIES = {
     "delays": "delays",

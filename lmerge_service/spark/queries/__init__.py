@@ -9,6 +9,6 @@ which need no Spark; `pipeline` makes a job of them, `running` a process. The qu
 come along are in `catalogue`; docs/replicas.md makes one of one's own.
 
 Plans of the algebra run as jobs, too: `stages` cuts them, `stage_bucket` is what one bucket of a
-stage does, `compiling` and `stage_processor` make a job of it, and `plan_running` a process;
+stage does, `compiling` and `stage_processor` make a job of it, and `running` a process;
 `native` has Spark's own aggregation compute what it can.
 """

@@ -1,216 +1,195 @@
-"""What a replica is: its query and plan, topics, incarnation; requested, found, and kept.
+"""What a replica on Spark is: its plan, topics, incarnation; requested, found, and kept.
 
-What is requested is a `QueryReplica`. What it is from its first start on is an `Identity`, which
-lies in its checkpoint folder as `replica.json`: with it the replica goes on, and a request for
-another one is refused; without it, it starts over (`running`), or resumes by what its topic holds
-(`resuming`). What it resumed from lies beside, as `resumed`: the first batch, done again, begins
-with the same.
+What is requested is a `PlanReplica`. What it is from its first start on is a `PlanIdentity`, which
+lies in its checkpoint folder as `plan.json`: with it the replica goes on, and a request for another
+one is refused; without it, it begins, with the first facts or with those of a time. A topic that
+has records already gets the next incarnation.
 
-What happens on a crash: before `replica.json` is there, nothing has been written; it comes last.
+What happens on a crash: before `plan.json` is there, nothing has been written; it comes last.
 """
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 from lmerge_service.config.topology import Kafka
-from lmerge_service.elements import INFINITY, Stable
+from lmerge_service.elements import INFINITY, START, Stable
 from lmerge_service.errors import ConfigurationError, StateError
-from lmerge_service.formats.feedback import feedback_topic
 from lmerge_service.kafka.connection import connection_of
-from lmerge_service.kafka.tails import Tail, tails
+from lmerge_service.kafka.tails import next_incarnation, tails
 from lmerge_service.kafka.topics import Topics
-from lmerge_service.replicas.beginnings import Beginning
+from lmerge_service.queries import logical
+from lmerge_service.queries.physical import PhysicalPlan
+from lmerge_service.queries.properties import joining_at
+from lmerge_service.replicas.beginnings import check_kept
 from lmerge_service.spark.io.connection import kafka_section
 from lmerge_service.spark.io.elements import topic_width
 from lmerge_service.spark.io.places import WrittenTopic
-from lmerge_service.spark.queries.bucket import QueryBucket, QuerySettings
-from lmerge_service.spark.queries.plans import Query
-from lmerge_service.spark.queries.resuming import begin, check_resuming
+from lmerge_service.spark.queries.stages import ColumnsOf
 
-__all__ = ("Identity", "QueryReplica", "buckets_of", "identify", "settings_of")
+__all__ = ("PlanIdentity", "PlanReplica", "identify_plan")
 
-_RESUMED: Final = "resumed"
+_FILE: Final = "plan.json"
 
 T = TypeVar("T")
 
 
-class Identity(msgspec.Struct, frozen=True):
+class PlanIdentity(msgspec.Struct, frozen=True):
     """What a checkpoint is of."""
 
     query: str
     plan: str
-    facts: str
-    facts_partitions: int
+    """Its fingerprint."""
+    engine: str
+    """What computes it: the network of operators, or Spark's own aggregation."""
+    topics: dict[str, str]
+    """By source."""
+    widths: dict[str, int]
+    """How many partitions each has."""
     to: str
     partitions: int
-    lateness: int
+    tasks: int
     since: int | None
     incarnation: int
     joining_at: int
-    feedback: str | None
-    replica: str
-    resumed: bool
-    """By what its topic held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueryReplica:
-    """A query by one of its plans, from a topic to a topic."""
+class PlanReplica:
+    """A physical plan of a query, from topics of facts to a topic of elements."""
 
-    query: Query
-    plan: str
+    name: str
+    """What the query is called, in messages."""
+    query: logical.Node
+    """The logical plan, as it was written."""
+    plan: PhysicalPlan
+    columns_of: ColumnsOf
+    """By which columns of its sources a plan may be divided (`properties.partition_columns`)."""
     kafka: Kafka | str
-    facts: str
     to: str
     checkpoint: Path
-    lateness: int
-    """How much below the highest time before it, in its partition, a fact still counts."""
+    topics: Mapping[str, str] = field(default_factory=dict)
+    """By source its topic, where that is not the source's name."""
     partitions: int = 1
     """Of the output, if it is made here."""
+    tasks: int | None = None
+    """How many tasks share the output's partitions; None: as many as there are cores."""
     since: int | None = None
     """Begin with the facts of this time; None: with the first."""
-    rejoin: bool = False
-    """When it has lost its state, begin with the facts of now."""
-    resume: bool = False
-    """When it has lost its state, go on from what its topic holds."""
-    feedback: str | None = None
-    """The merge's output topic, whose feedback it follows."""
-    name: str | None = None
-    """The replica's name there; by default its topic's."""
-    batch: int | None = None
-    """Facts per micro-batch, instead of the plan's."""
+    batch: int = 100_000
+    """Facts of each source that a micro-batch takes at the most."""
+    native: bool = False
+    """Spark's own aggregation computes it, not the network."""
+
+    @property
+    def engine(self) -> str:
+        return "native" if self.native else "network"
 
 
-def identify(replica: QueryReplica) -> tuple[Identity, bool]:
+def identify_plan(replica: PlanReplica, cores: int) -> tuple[PlanIdentity, bool]:
     """What it has been, or what it is from now on; True: it has ended, all output is written.
 
     Raises:
-        ConfigurationError: there are no such facts, the checkpoint is another replica's, or it is
-            to resume and cannot.
+        ConfigurationError: a topic is missing, or the checkpoint is another replica's.
         TransportError: Kafka cannot be reached, or refuses.
         StateError: the checkpoint cannot be read, or facts that it has to begin with may be gone.
     """
-    if replica.resume:
-        check_resuming(replica.query, replica.query.plans[replica.plan])
-    place = replica.checkpoint / "replica.json"
+    sources = logical.sources(replica.query)
+    if unknown := [*replica.topics.keys() - sources.keys()]:
+        raise ConfigurationError(
+            f"{replica.name} has no source {unknown[0]!r}; there is {', '.join(sources)}"
+        )
+    topics = {name: replica.topics.get(name, name) for name in sources}
     connection = connection_of(kafka_section(replica.kafka))
 
-    async def find() -> tuple[int | None, set[str]]:
-        topic_names = [replica.facts]
-        if replica.feedback is not None:
-            topic_names.append(feedback_topic(replica.feedback))
-        async with Topics(connection) as topics:
-            found = await topics.partitions(topic_names)
-        return found.get(replica.facts), set(topic_names) - set(found)
+    async def find() -> Mapping[str, int]:
+        async with Topics(connection) as found:
+            return await found.partitions(list(topics.values()))
 
-    width, missing = _run(find())
-    if width is None:
-        raise ConfigurationError(
-            f"there is no topic {replica.facts}: `lmerge replica feed {replica.facts}` makes one"
-        )
-    if missing:
-        raise ConfigurationError(
-            f"there is no topic {missing.pop()}: a merge makes it, start that first"
-        )
+    widths = _run(find())
+    for name, topic in topics.items():
+        if topic not in widths:
+            raise ConfigurationError(f"there is no topic {topic}, which is to be {name}")
     partitions = topic_width(WrittenTopic(replica.kafka, replica.to, partitions=replica.partitions))
-    if place.exists():
-        known = _known(place, replica, width, partitions)
-        return known, _has_ended(known, _run(tails(connection, replica.to, partitions)))
-    if (replica.checkpoint / "spark").exists():
-        raise StateError(f"{replica.checkpoint} has no replica.json: use another folder")
-    begins, held = _run(begin(connection, replica, width, partitions))
-    identity = _new(replica, width, partitions, begins, resumed=held is not None)
-    replica.checkpoint.mkdir(parents=True, exist_ok=True)
-    if held is not None:
-        buckets = [
-            QueryBucket.resumed(settings_of(replica, identity), each) for each in held.partitions
-        ]
-        kept = [bucket.save() for bucket in buckets if bucket is not None]
-        _write(replica.checkpoint / _RESUMED, msgspec.msgpack.encode(kept))
-    _write(place, msgspec.json.format(msgspec.json.encode(identity)))
-    return identity, begins.since == INFINITY
-
-
-def _has_ended(known: Identity, tail: Sequence[Tail]) -> bool:
-    ends = Stable(INFINITY), known.incarnation
-    ended = [each for each in tail if (each.element, each.incarnation) == ends]
-    return len(ended) == known.partitions
-
-
-def settings_of(replica: QueryReplica, identity: Identity) -> QuerySettings:
-    """Of the buckets of its output partitions."""
-    return QuerySettings(
-        shape=replica.query.shape,
-        plan=replica.query.plans[replica.plan],
-        lateness=identity.lateness,
-        partitions=identity.facts_partitions,
-        joining_at=identity.joining_at,
-        output=identity.feedback or "",
-        replica=identity.replica,
-    )
-
-
-def buckets_of(replica: QueryReplica, identity: Identity) -> list[bytes]:
-    """What its buckets began with, if it has resumed.
-
-    Raises:
-        StateError: that cannot be read.
-    """
-    if not identity.resumed:
-        return []
-    file = replica.checkpoint / _RESUMED
-    try:
-        return msgspec.msgpack.decode(file.read_bytes(), type=list[bytes])
-    except (OSError, msgspec.MsgspecError) as error:
-        raise StateError(f"{file} cannot be read: {error}") from None
-
-
-def _write(file: Path, content: bytes) -> None:
-    partial = file.with_suffix(".partial")
-    partial.write_bytes(content)
-    partial.rename(file)
-
-
-def _new(
-    replica: QueryReplica, width: int, partitions: int, begins: Beginning, *, resumed: bool
-) -> Identity:
-    return Identity(
-        query=replica.query.name,
-        plan=replica.plan,
-        facts=replica.facts,
-        facts_partitions=width,
+    tail = _run(tails(connection, replica.to, partitions))
+    requested = PlanIdentity(
+        query=logical.fingerprint(replica.query),
+        plan=replica.plan.fingerprint,
+        engine=replica.engine,
+        topics=topics,
+        widths={name: widths[topic] for name, topic in topics.items()},
         to=replica.to,
         partitions=partitions,
-        lateness=replica.lateness,
-        since=begins.since,
-        incarnation=begins.incarnation,
-        joining_at=begins.joining_at,
-        feedback=replica.feedback,
-        replica=replica.name or replica.to,
-        resumed=resumed,
+        tasks=min(replica.tasks or cores, partitions),
+        since=replica.since,
+        incarnation=next_incarnation(tail),
+        joining_at=START,
+    )
+    place = replica.checkpoint / _FILE
+    if place.exists():
+        known = _known(place, replica, requested)
+        ends = Stable(INFINITY), known.incarnation
+        ended = [each for each in tail if (each.element, each.incarnation) == ends]
+        return known, len(ended) == partitions
+    if (replica.checkpoint / "spark").exists():
+        raise StateError(f"{replica.checkpoint} has no {_FILE}: use another folder")
+    for name, topic in topics.items():
+        _run(check_kept(connection, topic, requested.widths[name], replica.since))
+    begun = _begun(replica, requested)
+    replica.checkpoint.mkdir(parents=True, exist_ok=True)
+    partial = place.with_suffix(".partial")
+    partial.write_bytes(msgspec.json.format(msgspec.json.encode(begun)))
+    partial.rename(place)
+    return begun, False
+
+
+def _begun(replica: PlanReplica, requested: PlanIdentity) -> PlanIdentity:
+    if replica.since is None:
+        return requested
+    correct_from = joining_at(replica.plan.plan, dict.fromkeys(requested.topics, replica.since))
+    if correct_from == INFINITY:
+        raise ConfigurationError(
+            f"{replica.name} needs all facts there were, so it can't begin with those of a time: "
+            "leave out --since"
+        )
+    # only an incarnation after the first can have a time from which on it is correct
+    return msgspec.structs.replace(
+        requested,
+        incarnation=max(requested.incarnation, 1),
+        joining_at=correct_from,
     )
 
 
-def _known(place: Path, replica: QueryReplica, width: int, partitions: int) -> Identity:
+_ANEW: Final = "use another folder to begin anew"
+
+
+def _known(place: Path, replica: PlanReplica, requested: PlanIdentity) -> PlanIdentity:
     try:
-        known = msgspec.json.decode(place.read_bytes(), type=Identity)
+        known = msgspec.json.decode(place.read_bytes(), type=PlanIdentity)
     except (OSError, msgspec.MsgspecError) as error:
         raise StateError(f"{place} cannot be read: {error}") from None
-    since = known.since if replica.since is None else replica.since
-    begun = Beginning(known.incarnation, since, known.joining_at)
-    requested = _new(replica, width, partitions, begun, resumed=known.resumed)
-    for name in Identity.__struct_fields__:
-        was, now = getattr(known, name), getattr(requested, name)
+    if known.query != requested.query:
+        raise ConfigurationError(
+            f"{place.parent} is of another query than {replica.name}, or of what this was before: "
+            + _ANEW
+        )
+    wanted = msgspec.structs.replace(
+        requested,
+        incarnation=known.incarnation,
+        joining_at=known.joining_at,
+        since=known.since if replica.since is None else replica.since,
+        tasks=known.tasks if replica.tasks is None else requested.tasks,
+    )
+    for name in PlanIdentity.__struct_fields__:
+        was, now = getattr(known, name), getattr(wanted, name)
         if was != now:
             raise ConfigurationError(
-                f"{place.parent} is of a replica with {name} {was}, not {now}: "
-                "use another folder to begin anew"
+                f"{place.parent} is of a replica with {name} {was}, not {now}: {_ANEW}"
             )
     return known
 

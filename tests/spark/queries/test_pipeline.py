@@ -1,138 +1,138 @@
-"""What Spark does around the buckets: the SQL, the pieces, the routes, the state, the records."""
+"""Plans in Spark: stages and the native plan over files as streams, stopped and gone on with."""
 
-import json
-from collections import Counter
+import time
 from collections.abc import Sequence
-from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
-import msgspec
-import pandas as pd  # type: ignore[import-untyped]
 import pytest
-from hypothesis import given as any_of
-from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.tws_tester import TwsTester
 
-from lmerge_service.elements import INFINITY, Element, Stable
+from lmerge_service.elements import Adjust, Element
 from lmerge_service.errors import ConfigurationError
-from lmerge_service.formats.feedback import FeedbackRecord
-from lmerge_service.formats.routing import Router
 from lmerge_service.formats.wire import WireDecoder
-from lmerge_service.spark.io.places import ReadTopics
-from lmerge_service.spark.queries.bucket import InputRow, QueryBucket, QuerySettings
-from lmerge_service.spark.queries.catalogue import QUERIES
-from lmerge_service.spark.queries.pipeline import BucketProcessor, QueryJob, given
-from lmerge_service.spark.queries.plans import Query
-from tests.spark.queries.reference import MINUTE
-from tests.spark.queries.simulate import Fact, batches_of, given_of, random_facts
-
-LATENESS = 30 * MINUTE
-NIGHTLY = ("delays", "in-air", "top-carriers")
-BY_NAME = pytest.mark.parametrize(
-    "name", ["weather", *(pytest.param(name, marks=pytest.mark.deep) for name in NIGHTLY)]
+from lmerge_service.queries.expressions import col, udf
+from lmerge_service.queries.physical import PhysicalPlan, physical
+from lmerge_service.queries.plan import Query, average, count, hopping, sum_
+from lmerge_service.spark.queries.compiling import StagesQuery, records
+from lmerge_service.spark.queries.native import check_native, native_records
+from tests.spark.queries.stage_runs import (
+    QUERIES,
+    Batch,
+    batches_of,
+    departed,
+    events_of,
+    flights,
+    hourly,
+    meant,
+    query_of,
+    random_topics,
 )
 
-
-def job(query: Query, plan: str = "speculative", width: int = 2, partitions: int = 3) -> QueryJob:
-    settings = QuerySettings(
-        shape=query.shape, plan=query.plans[plan], lateness=LATENESS, partitions=width
-    )
-    return QueryJob(query=query, facts=ReadTopics("", ""), settings=settings, partitions=partitions)
+RAW = "partition int, offset long, value binary"
+STORE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
-def raw(spark: SparkSession, topic: Sequence[Sequence[Fact]]) -> DataFrame:
-    """As Spark reads a topic, by several tasks."""
-    rows = [
-        (partition, offset, json.dumps(fact).encode())
-        for partition, facts in enumerate(topic)
-        for offset, fact in enumerate(facts)
-    ]
-    frame = spark.createDataFrame(rows, "partition int, offset long, value binary")
-    return frame.coalesce(2)
+class Files:
+    """Batches of facts as files, of which a micro-batch takes one of each source."""
+
+    def __init__(self, spark: SparkSession, folder: Path, names: Sequence[str], native: bool):
+        self.folder, self.names = folder, names
+        self.spark = spark.newSession()
+        for name, value in {
+            "spark.sql.streaming.stateStore.providerClass": STORE,
+            "spark.sql.streaming.noDataMicroBatches.enabled": str(native).lower(),
+            "spark.sql.shuffle.partitions": "2",
+        }.items():
+            self.spark.conf.set(name, value)
+
+    def write(self, batches: Sequence[Batch]) -> None:
+        for batch in batches:
+            for name in self.names:
+                frame = self.spark.createDataFrame(batch[name], RAW).coalesce(1)
+                frame.write.mode("append").parquet(str(self.folder / name))
+            time.sleep(0.02)  # files are taken in the order of their times
+
+    def run(self, query: StagesQuery, native: bool) -> None:
+        """Until all files are taken."""
+        facts = {name: self._stream(name) for name in self.names}
+        output = (native_records if native else records)(query, facts)
+        writer = output.writeStream.format("parquet").option("path", str(self.folder / "out"))
+        writer = writer.option("checkpointLocation", str(self.folder / "checkpoint"))
+        trigger: dict[str, Any] = {"availableNow": True}
+        writer.trigger(**trigger).start().awaitTermination()
+
+    def _stream(self, name: str) -> DataFrame:
+        reader = self.spark.readStream.schema(RAW).option("maxFilesPerTrigger", 1)
+        return reader.parquet(str(self.folder / name))
+
+    def streams(self, partitions: int) -> list[list[Element]]:
+        """What is written, each partition's records in the order of their numbers, without gaps."""
+        decoder = WireDecoder()
+        rows = self.spark.read.parquet(str(self.folder / "out")).orderBy("seq").collect()
+        found: list[list[Element]] = [[] for _ in range(partitions)]
+        for row in rows:
+            found[row["partition"]].append(decoder.decode(bytes(row["value"])))
+            assert row["seq"] == len(found[row["partition"]])
+        return found
+
+
+def check(
+    spark: SparkSession, folder: Path, query: Query, plan: PhysicalPlan, native: bool = False
+) -> list[list[Element]]:
+    """The output of a plan that is stopped midway, against what the query means."""
+    topics = random_topics(Random(3), query, 50)
+    batches = batches_of(topics, Random(5), 30)
+    files = Files(spark, folder, [*topics], native)
+    staged = query_of(plan, topics, 2, str(folder), tasks=2)
+    half = len(batches) // 2
+    for some in (batches[:half], batches[half:]):
+        files.write(some)
+        files.run(staged, native)
+    streams = files.streams(2)
+    assert events_of(streams) == meant(query, topics)
+    assert meant(query, topics)
+    return streams
+
+
+def test_two_stages_in_spark_emit_what_the_query_means(spark: SparkSession, tmp_path: Path) -> None:
+    query = QUERIES["windows over windows"]
+    check(spark, tmp_path, query, physical(query))
 
 
 @pytest.mark.full
-@BY_NAME
-def test_the_buckets_are_given_what_the_simulation_gives_them(
-    name: str, spark: SparkSession
-) -> None:
-    topic = random_facts(Random(name), 80, 2)
-    topic[0].insert(5, {"fact": "departed", "origin": "JFK"})
-    asked = job(QUERIES[name])
-    point = FeedbackRecord("a", 0, 1, 5, 5).value()
-    feedback = spark.createDataFrame(
-        [(0, 7, point), (0, 8, None)], "partition int, offset long, value binary"
-    )
-    found = given(spark, asked, raw(spark, topic), feedback).collect()
-    whole = {number: list(enumerate(facts)) for number, facts in enumerate(topic)}
-    expected = given_of(asked.query, whole, Random(1), 3, LATENESS)
-
-    def rows(every: Sequence[tuple[int, InputRow]]) -> Counter[Any]:
-        return Counter(
-            (bucket, each.partition, each.offset, each.time, _plain(each.data))
-            for bucket, each in every
-            if each.kind == "row"
-        )
-
-    written = [(row.bucket, InputRow(*row[1:])) for row in found]
-    assert rows(written) == rows(
-        [(at, each) for at, those in enumerate(expected) for each in those]
-    )
-    for bucket in range(3):
-        pieces = [
-            msgspec.json.decode(each.data)
-            for at, each in written
-            if (at, each.kind) == (bucket, "piece")
-        ]
-        assert sum(each["rows"] for each in pieces) == sum(map(len, topic))
-        assert sum(each["refused"] for each in pieces) >= 1
-        assert max(each["high"] for each in pieces) == INFINITY
-        points = [each for at, each in written if (at, each.kind) == (bucket, "point")]
-        assert points == [InputRow("point", 0, 7, 0, point.decode())]
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "name", ["two branches", "two sources", "a diamond", "an aggregate of all"]
+)
+def test_other_plans_in_spark_too(name: str, spark: SparkSession, tmp_path: Path) -> None:
+    check(spark, tmp_path, QUERIES[name], physical(QUERIES[name], emit="on_close"))
 
 
-def _plain(data: str) -> str:
-    return json.dumps(json.loads(data), sort_keys=True)
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_the_native_plan_emits_what_the_query_means(spark: SparkSession, tmp_path: Path) -> None:
+    streams = check(spark, tmp_path, hourly, physical(hourly), native=True)
+    assert not any(isinstance(each, Adjust) for stream in streams for each in stream)
+    assert all(len(stream) > 3 for stream in streams)
 
 
-@any_of(seed=st.integers(0, 2**32))
-def test_the_processor_keeps_its_bucket_and_writes_what_it_emits(seed: int) -> None:
-    rng = Random(seed)
-    query = QUERIES[rng.choice(sorted(QUERIES))]
-    topic = random_facts(rng, 20, 2)
-    asked = job(query, rng.choice(["conservative", "speculative"]))
-    tester = TwsTester(BucketProcessor(asked.settings, 3, query.key))
-    buckets = [QueryBucket(asked.settings) for _ in range(3)]
-    router, decoder = Router(3, query.key), WireDecoder()
-    for batch in batches_of(topic, rng, 20):
-        for number, those in enumerate(given_of(query, batch, rng, 3, LATENESS)):
-            if not those:
-                continue
-            result = buckets[number].batch(those)
-            frame: Any = tester.testInPandas(number, pd.DataFrame(those))
-            assert set(frame["partition"]) == {number}
-            elements: list[Element] = [decoder.decode(value) for value in frame["value"][:-1]]
-            assert elements == result.elements
-            for key, element in zip(frame["key"], elements, strict=False):
-                if isinstance(element, Stable):
-                    assert key is None
-                else:
-                    assert isinstance(element.payload, bytes)
-                    assert key == router.key_of(element.payload)
-                    assert router.partition_of(element.payload) == number
-            last = frame.iloc[-1]
-            assert last["value"] is None
-            assert (last["late"], last["mark"], last["kept"]) == (
-                result.late,
-                result.watermark,
-                result.kept,
-            )
-            assert frame["late"][:-1].sum() == 0
+UNFIT = {
+    "ends with the aggregates": departed,
+    "its windows leave gaps": departed.windows(hopping(5, every=9)).aggregate(n=count()),
+    "mean is no count": departed.windows(hopping(9, every=3)).aggregate(mean=average("delay")),
+    "adds floats": departed.windows(hopping(9, every=3)).aggregate(fares=sum_("fare")),
+    "calls a function of Python": flights.where(udf("math:isfinite", col.fare, returns=bool))
+    .windows(hopping(9, every=3))
+    .aggregate(n=count()),
+    "more than selected columns": departed.window(5)
+    .windows(hopping(9, every=3))
+    .aggregate(n=count()),
+}
 
 
-def test_a_query_whose_rows_lack_what_they_need_is_refused(spark: SparkSession) -> None:
-    query = replace(QUERIES["delays"], rows="SELECT at, delay FROM facts")
-    with pytest.raises(ConfigurationError, match="query delays: its rows lack the column origin"):
-        given(spark, job(query), raw(spark, [[]]))
+@pytest.mark.parametrize("why", UNFIT)
+def test_a_plan_that_spark_cannot_compute_is_refused_in_one_line(why: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^--native: .*{why}.*: leave it out to run "):
+        check_native(UNFIT[why].plan)

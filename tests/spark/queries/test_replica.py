@@ -1,12 +1,12 @@
-"""Replicas as they run: Spark, Kafka, processes that are killed, checkpoints that are lost."""
+"""Plans on Spark as replicas: Kafka, processes that are killed, several executors."""
 
-import asyncio
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,149 +14,131 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from lmerge_service.elements import INFINITY, START, Element
-from lmerge_service.errors import ConfigurationError
-from lmerge_service.formats.feedback import FeedbackRecord, feedback_topic
-from lmerge_service.formats.routing import Router
+from lmerge_service.elements import Element
+from lmerge_service.errors import ConfigurationError, StateError
+from lmerge_service.formats.headers import seq_of
 from lmerge_service.formats.wire import WireDecoder
-from lmerge_service.kafka.connection import Connection
-from lmerge_service.kafka.feed import feed
-from lmerge_service.spark.queries.catalogue import QUERIES
-from lmerge_service.spark.queries.identity import QueryReplica
-from lmerge_service.spark.queries.plans import Batch
-from lmerge_service.spark.queries.running import follow, start
-from lmerge_service.tdb import TDB, differences, reconstitute
-from lmerge_service.workloads.facts import Fact
-from tests.spark.queries.reference import HOUR, MINUTE, meaning
-from tests.spark.queries.simulate import random_facts
-from tests.spark.queries.topics import facts_in, merge_of, publish_facts
+from lmerge_service.queries.physical import physical
+from lmerge_service.queries.plan import Query
+from lmerge_service.queries.properties import partition_columns
+from lmerge_service.spark.queries.identity import PlanReplica
+from lmerge_service.spark.queries.running import PlanBatch, follow_plan, start_plan
+from tests.spark.queries.stage_runs import (
+    QUERIES,
+    Topics,
+    departed,
+    events_of,
+    hourly,
+    meant,
+    random_topics,
+)
+from tests.spark.queries.topics import merge_of
 from tests.spark.records import Sent, make_topic, received, send
 
-LATENESS = 30 * MINUTE
-LATER = 240 * HOUR
-WIDTH = 2
 Names = Callable[..., str]
 
 
+def publish(bootstrap: str, topic_name: Names, topics: Topics) -> dict[str, str]:
+    """By source the topic that has its facts."""
+    found = {}
+    for name, partitions in topics.items():
+        found[name] = topic_name(name)
+        make_topic(bootstrap, found[name], len(partitions))
+        sent = [Sent(v, None, n) for n, values in enumerate(partitions) for v in values]
+        send(bootstrap, found[name], sent, linger_ms=5)
+    return found
+
+
 def streams_of(bootstrap: str, topic: str) -> list[list[Element]]:
+    """Of each partition the elements that a reader has once it skips what is there twice."""
     decoder = WireDecoder()
     found: dict[int, list[Element]] = {}
     for record in received(bootstrap, topic):
-        found.setdefault(record.partition, []).append(decoder.decode(record.value))
+        stream = found.setdefault(record.partition, [])
+        number = seq_of(record.headers)
+        assert number is not None
+        assert number <= len(stream) + 1, "a number is left out"
+        element = decoder.decode(record.value)
+        if number <= len(stream):
+            assert stream[number - 1] == element, "a number is of two records"
+        else:
+            stream.append(element)
     return [found[number] for number in sorted(found)]
 
 
-def part_of(expected: TDB, key: tuple[str, ...], number: int) -> TDB:
-    router = Router(WIDTH, key)
-    return TDB(each for each in expected if router.partition_of(each.payload) == number)  # type: ignore[arg-type]
-
-
-def both_plans(
-    spark: SparkSession, name: str, facts: str, places: dict[str, str], folder: Path, **more: Any
-) -> dict[str, list[Batch]]:
-    """Runs them at once until the facts end; what each batch came to, by plan."""
-    running, seen = {}, dict[str, list[Batch]]()
-    for plan, to in places.items():
-        replica = QueryReplica(
-            query=QUERIES[name], plan=plan, facts=facts, to=to, checkpoint=folder / plan,
-            lateness=LATENESS, partitions=WIDTH, batch=60, **more,
-        )  # fmt: skip
-        identity, running[plan] = start(spark, replica)
-        assert (identity.incarnation, identity.joining_at) == (0, START)
-    for plan, query in running.items():
-        seen[plan] = []
-        assert follow(query, seen[plan].append), "it ends"
-    return seen
-
-
-def check_plans(
-    spark: SparkSession, bootstrap: str, topic_name: Names, folder: Path, name: str
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_stages_and_the_native_plan_are_replicas_of_one_query(
+    spark: SparkSession, bootstrap: str, topic_name: Names, tmp_path: Path
 ) -> None:
-    topic = random_facts(Random(name), 60, 2)
-    expected = meaning(name, topic, LATENESS)
-    facts = topic_name("facts")
-    publish_facts(bootstrap, facts, topic)
-    places = {plan: topic_name(plan) for plan in QUERIES[name].plans}
-    seen = both_plans(spark, name, facts, places, folder, kafka=bootstrap)
-    late = set()
-    for plan, batches in seen.items():
-        assert sum(each.facts for each in batches) == sum(map(len, topic))
-        assert len(batches) > 2, "several batches"
+    """Stopped and gone on with; merged; refused for another plan, and over once the facts are."""
+    topics = random_topics(Random(11), hourly, 80)
+    places = publish(bootstrap, topic_name, topics)
+    expected = meant(hourly, topics)
+    replicas = {
+        native: PlanReplica(
+            name="hourly",
+            query=hourly.plan,
+            plan=physical(hourly),
+            columns_of=partition_columns,
+            kafka=bootstrap,
+            to=topic_name("native" if native else "network"),
+            checkpoint=tmp_path / str(native),
+            topics=places,
+            partitions=2,
+            batch=50,
+            native=native,
+        )
+        for native in (False, True)
+    }
+    for asked in replicas.values():
+        identity, query = start_plan(spark, asked)
+        assert identity.widths == {"flights": 2}
+        batches: list[PlanBatch] = []
+        assert not follow_plan(query, batches.append, lambda seen=batches: len(seen) > 0)  # type: ignore[misc]
+        _, query = start_plan(spark, asked)
+        assert follow_plan(query, batches.append)
         assert batches[-1].ended
-        late.add(sum(each.late for each in batches))
-        streams = streams_of(bootstrap, places[plan])
+        assert sum(each.facts for each in batches) == sum(map(len, topics["flights"]))
+        assert sum(each.refused for each in batches) > 0
+        assert sum(each.late for each in batches) > 0
+        streams = streams_of(bootstrap, asked.to)
         assert sum(map(len, streams)) == sum(each.records for each in batches)
-        for number, stream in enumerate(streams):
-            tdb = reconstitute(stream)
-            assert tdb.stable == INFINITY
-            assert not differences(tdb, part_of(expected, QUERIES[name].key, number))
-    assert len(late) == 1
-    assert late != {0}
-    merged = reconstitute(merge_of(bootstrap, [*places.values()]))
-    assert not differences(merged, expected)
-
-
-@pytest.mark.full
-def test_two_plans_on_spark_emit_what_the_reference_emits(
-    spark: SparkSession, bootstrap: str, topic_name: Names, tmp_path: Path
-) -> None:
-    check_plans(spark, bootstrap, topic_name, tmp_path, "delays")
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("name", ["in-air", "top-carriers", "weather"])
-def test_the_other_queries_too(
-    name: str, spark: SparkSession, bootstrap: str, topic_name: Names, tmp_path: Path
-) -> None:
-    check_plans(spark, bootstrap, topic_name, tmp_path, name)
-
-
-@pytest.mark.full
-def test_feedback_is_heeded_and_what_has_ended_is_not_begun_again(
-    spark: SparkSession, bootstrap: str, topic_name: Names, tmp_path: Path
-) -> None:
-    topic = random_facts(Random(4), 60, 1)
-    expected = meaning("delays", topic, LATENESS)
-    facts, output, to = topic_name("facts"), topic_name("merged"), topic_name("a")
-    publish_facts(bootstrap, facts, topic)
-    replica = QueryReplica(
-        query=QUERIES["delays"], plan="speculative", kafka=bootstrap, facts=facts, to=to,
-        checkpoint=tmp_path / "a", lateness=LATENESS, feedback=output, name="a",
-    )  # fmt: skip
-    with pytest.raises(ConfigurationError, match=r"merged-.*\.feedback: a merge makes it"):
-        start(spark, replica)
-    until = 150 * MINUTE
-    make_topic(bootstrap, feedback_topic(output))
-    point = FeedbackRecord("a", 0, 1, until, until)
-    send(bootstrap, feedback_topic(output), [Sent(point.value(), point.key())])
-    _, query = start(spark, replica)
-    batches: list[Batch] = []
-    assert follow(query, batches.append)
-    assert batches[-1].point == until
-    assert sum(each.skipped for each in batches) > 0
-    [stream] = streams_of(bootstrap, to)
-    assert set(reconstitute(stream)) == {each for each in expected if each.ve >= until}
-    _, query = start(spark, replica)
-    assert query is None, "it has ended"
-    assert follow(query), "so there is nothing to wait for"
-    again = QueryReplica(
-        query=QUERIES["delays"], plan="conservative", kafka=bootstrap, facts=facts, to=to,
-        checkpoint=tmp_path / "a", lateness=LATENESS, feedback=output, name="a",
-    )  # fmt: skip
-    with pytest.raises(ConfigurationError, match="is of a replica with plan speculative, not con"):
-        start(spark, again)
+        assert events_of(streams) == expected
+        assert start_plan(spark, asked)[1] is None, "it has ended"
+        if not asked.native:
+            other = replace(asked, plan=physical(hourly, emit="on_close"))
+            with pytest.raises(ConfigurationError, match=r"a replica with plan \w+-\w+, not \w"):
+                start_plan(spark, other)
+        with pytest.raises(ConfigurationError, match="with engine"):
+            start_plan(spark, replace(asked, native=not asked.native))
+        with pytest.raises(ConfigurationError, match="is of another query than other, or of what"):
+            start_plan(spark, replace(asked, name="other", query=departed.plan, native=False))
+    merged = merge_of(bootstrap, [each.to for each in replicas.values()])
+    assert events_of([merged]) == expected
+    lost = replace(replicas[False], topics={"flights": topic_name("nowhere")}, checkpoint=tmp_path)
+    with pytest.raises(ConfigurationError, match=r"there is no topic nowhere.*, which is to be fl"):
+        start_plan(spark, lost)
+    (tmp_path / "False" / "plan.json").unlink()
+    with pytest.raises(StateError, match=r"has no plan\.json: use another folder"):
+        start_plan(spark, replicas[False])
 
 
 # Processes
 
+FILE = """
+from tests.spark.queries.stage_runs import QUERIES, departed, hourly
+over = QUERIES["windows over windows"]
+"""
+
 
 class Process:
-    """`lmerge replica run … --json`, whose lines are read one by one."""
+    """`lmerge query spark … --json`, whose lines are read one by one."""
 
     def __init__(self, *arguments: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "lmerge_service.cli", "replica", "run", *arguments, "--json"],
-            stdout=subprocess.PIPE, text=True, env=os.environ,
+            [sys.executable, "-m", "lmerge_service.cli", "query", "spark", *arguments, "--json"],
+            stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(Path.cwd())},
         )  # fmt: skip
 
     def next_document(self) -> dict[str, Any]:
@@ -166,18 +148,18 @@ class Process:
         printed: dict[str, Any] = json.loads(line)
         return printed
 
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-
     def rest(self) -> list[dict[str, Any]]:
         """To its good end."""
         assert self.process.stdout is not None
         printed = [json.loads(line) for line in self.process.stdout]
         assert self.process.wait(60) == 0
         return printed
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
 
 
 @contextmanager
@@ -189,116 +171,70 @@ def running(*arguments: str) -> Iterator[Process]:
         process.kill()
 
 
-def fed(bootstrap: str, topic: str, rng: Random) -> list[list[dict[str, Any]]]:
-    """Facts at times that Kafka has, published as `lmerge replica feed` does; by partition."""
-    [made] = random_facts(rng, 300, 1, ended=False)
-    moved = [
-        Fact(
-            **{k: v + LATER if k in ("time", "departs", "arrives") else v for k, v in each.items()}
-        )
-        for each in made
-        if each["time"] is not None
-    ]
-    asyncio.run(feed(Connection(bootstrap), topic, moved, partitions=2))
-    return facts_in(bootstrap, topic, 2)
-
-
 @pytest.mark.deep
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("spark")  # one of them at a time
-@pytest.mark.parametrize("name", QUERIES)
-def test_replicas_that_are_killed_go_on_and_mean_the_same(
+@pytest.mark.parametrize("name", ["departed", "over", "hourly"])
+def test_replicas_that_are_killed_go_on_and_no_record_counts_twice(
     name: str, bootstrap: str, topic_name: Names, tmp_path: Path
 ) -> None:
-    """One plan is killed twice and goes on; the other loses its checkpoint and begins anew, first
-    from the middle, then from the beginning. The merge of both is the reference."""
-    facts, firm, early = topic_name("facts"), topic_name("firm"), topic_name("early")
-    expected = meaning(name, fed(bootstrap, facts, Random(name)), LATENESS)
-    usual = (
-        *("--facts", facts, "--partitions", "2", "--bootstrap", bootstrap, "--batch", "200"),
-        *("--master", "local[2]", "--lateness", str(LATENESS // 1000)),
+    """`departed` is a bag, whose repeats no merge could tell from events."""
+    query: Query = {"departed": departed, "hourly": hourly}.get(
+        name, QUERIES["windows over windows"]
     )
-
-    def plan(which: str, to: str, folder: str, *more: str) -> tuple[str, ...]:
-        place = ("--to", to, "--checkpoint", str(tmp_path / folder))
-        return (name, "--plan", which, *usual, *place, *more)
-
-    committed = []
-    for kills in range(2):
-        with running(*plan("speculative", early, "early")) as process:
-            assert process.next_document()["replica"]["incarnation"] == 0
-            committed.append(process.next_document()["batch"]["number"])
-            if kills:
+    topics = random_topics(Random(name), query, 400)
+    places = publish(bootstrap, topic_name, topics)
+    file, to = tmp_path / "asked.py", topic_name("killed")
+    file.write_text(FILE)
+    arguments = (
+        *(f"{file}:{name}", "--to", to, "--topic", f"flights={places['flights']}"),
+        *("--partitions", "2", "--batch", "60", "--bootstrap", bootstrap),
+        *("--checkpoint", str(tmp_path / "checkpoint"), "--master", "local[2]"),
+        *(["--native"] if name == "hourly" else []),
+    )
+    for batches in (1, 2):
+        with running(*arguments) as process:
+            assert "replica" in process.next_document()
+            for _ in range(batches):
                 process.next_document()
             process.kill()
-    assert committed[1] > committed[0], "it goes on, and does not begin again"
-    with running(*plan("speculative", early, "early")) as process:
-        printed = process.rest()
-    assert printed[-1] == {"ended": True}
-    assert not differences(reconstitute(merge_of(bootstrap, [early])), expected)
+    with running(*arguments) as process:
+        assert process.rest()[-1] == {"ended": True}
+    assert events_of(streams_of(bootstrap, to)) == meant(query, topics)
 
-    with running(*plan("conservative", firm, "firm")) as process:
-        process.next_document()
-        process.next_document()
-        process.kill()
-    since = LATER + 100 * MINUTE
-    with running(*plan("conservative", firm, "anew", "--since", str(since))) as process:
-        printed = process.rest()
-    identity = printed[0]["replica"]
-    assert identity["incarnation"] == 1
-    assert identity["joining_at"] == since + QUERIES[name].shape.memory
-    joined = [record for record in received(bootstrap, firm) if record.headers]
-    assert {dict(record.headers)["lmerge-incarnation"] for record in joined} == {b"1"}
-    assert {dict(r.headers)["lmerge-joining-at"] for r in joined} == {
-        str(identity["joining_at"]).encode()
-    }
-    held = {
-        each
-        for stream in (_decoded(joined, number) for number in range(2))
-        for each in reconstitute(stream)
-    }
-    assert held == {each for each in expected if each.ve >= identity["joining_at"]}
-    assert not differences(reconstitute(merge_of(bootstrap, [early, firm])), expected)
 
-    with running(*plan("conservative", firm, "again")) as process:
-        printed = process.rest()
-    assert printed[0]["replica"]["incarnation"] == 2
-    assert not differences(reconstitute(merge_of(bootstrap, [firm])), expected)
+ON_TWO = """
+import sys
+from pathlib import Path
+from lmerge_service.queries.physical import physical
+from lmerge_service.spark.session import spark_session
+from tests.spark.queries.stage_runs import QUERIES
+from tests.spark.queries.test_plan_pipeline import check
+
+with spark_session(
+    master="local-cluster[2,1,1024]", driver_memory="1g", kafka=False,
+    settings={"spark.executorEnv.PYTHONPATH": str(Path.cwd()), "spark.executor.memory": "1024m"},
+) as spark:
+    check(spark, Path(sys.argv[1]), QUERIES["windows over windows"],
+          physical(QUERIES["windows over windows"]))
+    tracker = spark.sparkContext._jsc.sc().statusStore().executorList(False)
+    ran = [tracker.apply(n).totalTasks() for n in range(tracker.size())
+           if tracker.apply(n).id() != "driver"]
+    print("ran", *ran)
+"""
 
 
 @pytest.mark.deep
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("spark")
-def test_a_replica_that_has_lost_its_checkpoint_resumes_by_what_its_topic_holds(
-    bootstrap: str, topic_name: Names, tmp_path: Path
-) -> None:
-    """Killed, resumed without its checkpoint, killed again, and gone on with the new one: one
-    incarnation, in which nothing is lost though batches were written in part and twice."""
-    facts, to = topic_name("facts"), topic_name("early")
-    expected = meaning("in-air", fed(bootstrap, facts, Random(9)), LATENESS)
-    usual = (
-        *("in-air", "--plan", "speculative", "--facts", facts, "--to", to, "--partitions", "2"),
-        *("--bootstrap", bootstrap, "--batch", "100", "--master", "local[2]"),
-        *("--lateness", str(LATENESS // 1000), "--resume"),
-    )
-    begun = []
-    for folder, batches in (("first", 4), ("second", 3), ("second", 1)):
-        with running(*usual, "--checkpoint", str(tmp_path / folder)) as process:
-            begun.append(process.next_document()["replica"])
-            for _ in range(batches):
-                process.next_document()
-            process.kill()
-    with running(*usual, "--checkpoint", str(tmp_path / "second")) as process:
-        assert process.rest()[-1] == {"ended": True}
-    assert [each["resumed"] for each in begun] == [False, True, True]
-    assert begun[1]["since"] == begun[2]["since"] > LATER
-    assert {each["incarnation"] for each in begun} == {0}
-    assert not any(record.headers for record in received(bootstrap, to))
-    assert not differences(reconstitute(merge_of(bootstrap, [to])), expected)
-    with running(*usual, "--checkpoint", str(tmp_path / "third")) as process:
-        assert process.rest()[-1] == {"ended": True}, "there is nothing more to emit"
-
-
-def _decoded(records: list[Any], partition: int) -> list[Element]:
-    decoder = WireDecoder()
-    return [decoder.decode(each.value) for each in records if each.partition == partition]
+def test_two_executors_share_the_work(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ON_TWO, str(tmp_path)],
+        capture_output=True, text=True, timeout=800, check=False,
+        env=os.environ | {"PYTHONPATH": str(Path.cwd())},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("ran ")]
+    tasks = [int(each) for each in line.split()[1:]]
+    assert len(tasks) == 2
+    assert min(tasks) > 3

@@ -25,7 +25,7 @@ def publish_facts(bootstrap: str, topic: str, facts: Sequence[Sequence[Mapping[s
 
 
 def facts_in(bootstrap: str, topic: str, partitions: int) -> list[list[dict[str, Any]]]:
-    """What `lmerge replica feed` put there."""
+    """What `lmerge query feed` put there."""
     found: list[list[dict[str, Any]]] = [[] for _ in range(partitions)]
     for record in received(bootstrap, topic):
         found[record.partition].append(json.loads(record.value))
