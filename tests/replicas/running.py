@@ -18,7 +18,7 @@ from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.state import last_with_key
 from lmerge_service.kafka.topics import Topics
-from lmerge_service.merge.commit_record import MARK_KEY
+from lmerge_service.merge.commit_record import COMMIT_KEY
 from lmerge_service.queries.fact_reader import FactReader
 from lmerge_service.queries.logical import Source as FactsSource
 from lmerge_service.queries.logical import schema_of, sources
@@ -158,7 +158,7 @@ def last_commit(bootstrap: str, topic: str) -> ReplicaCommit | None:
         place = TopicPartition(state_topic(topic), 0)
         async with Source(Connection(bootstrap)) as source:
             end = (await source.settled([place]))[place]
-            record = await last_with_key(source, place, MARK_KEY, end=end)
+            record = await last_with_key(source, place, COMMIT_KEY, end=end)
         return None if record is None else ReplicaCommit.of(record.value)
 
     return asyncio.run(read())
