@@ -51,6 +51,7 @@ from lmerge_service.queries.compiling import (
     projection,
     resolve,
 )
+from lmerge_service.queries.explaining import described as described_node
 from lmerge_service.queries.logical import Aggregation, Apply, Node, Top
 from lmerge_service.queries.network import Network, Part
 from lmerge_service.queries.operators import grids
@@ -159,13 +160,17 @@ def physical(
     if align is not None:
         chosen[plan] = msgspec.structs.replace(chosen.get(plan, _AS_THE_PLAN), align=align)
     for node in chosen.keys() - set(logical.nodes(plan)):
-        raise ConfigurationError(f"a choice is about what is no part of the query: {node}")
+        raise ConfigurationError(
+            f"a choice is about what is no part of the query: {described_node(node)}"
+        )
     for each in [emit, *(choice.emit for choice in chosen.values())]:
         if each not in (None, *get_args(Emit)):
             raise ConfigurationError(f"there is no level {each!r} to emit at")
     for node, choice in chosen.items():
         if choice.windows not in window_plans(node):
-            raise ConfigurationError(_NO_WINDOWS.get(choice.windows, _NO_PLAN).format(choice, node))
+            raise ConfigurationError(
+                _NO_WINDOWS.get(choice.windows, _NO_PLAN).format(choice, described_node(node))
+            )
         if choice.align is not None and choice.align < 0:
             raise ConfigurationError(f"align is at least 0, not {choice.align}")
     in_order = [(node, chosen[node]) for node in logical.nodes(plan) if node in chosen]

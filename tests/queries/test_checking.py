@@ -39,7 +39,7 @@ def facts_at(*times: int) -> list[Step]:
     return steps_of("points", *stream, Stable(INFINITY))
 
 
-@seeds(8)
+@seeds(8, most=40)
 def test_the_plans_of_random_queries_agree(seeds: range) -> None:
     for seed in seeds:
         rng = Random(seed)

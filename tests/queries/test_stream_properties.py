@@ -133,7 +133,7 @@ def ties(batches: Batches) -> dict[int, list[object]]:
     return found
 
 
-@seeds(150)
+@seeds(100, most=1_000)
 def test_no_plan_promises_what_a_prefix_lacks(seeds: range) -> None:
     for seed in seeds:
         rng = Random(seed)
@@ -176,7 +176,7 @@ STEPS = (
 
 
 @pytest.mark.parametrize("step", range(len(STEPS)))
-@seeds(25)
+@seeds(20, most=400)
 def test_no_step_promises_too_much_at_any_level(seeds: range, step: int) -> None:
     for seed in seeds:
         rng = Random(seed)
