@@ -279,7 +279,7 @@ def test_live_events_are_swept_now_and_then() -> None:
     assert live.entries < 50
     copied = LiveEvents.loaded(live.state())
     assert (list(copied), copied.stable) == (list(live), live.stable)
-    live.apply([Adjust(1, 29_999, 30_004, 30_001), Adjust(1, 29_999, 30_004, 29_999)])
-    assert [event for event in live if event.vs == 29_999] == [(1, 29_999, 30_001)]
+    live.apply([Adjust(2, 29_999, 30_004, 30_001), Adjust(2, 29_999, 30_004, 29_999)])
+    assert [event for event in live if event.vs == 29_999] == [(2, 29_999, 30_001)]
     live.apply([Stable(INFINITY)])
     assert (len(live), live.entries) == (0, 0)
