@@ -12,7 +12,7 @@ Theory
     `compatibility` is the independent judge of a merge: it knows the inputs' TDBs and the
     output's, nothing of the algorithm, and applies conditions C1 to C3 of III-D to every key.
     C2's half-frozen clause is read as L <= Lm; as printed (Lm <= L) it refuses outputs that the
-    definition of III-B allows (docs/semantics.md).
+    definition of III-B allows (docs/semantics.md). `multiset_compatibility` is that of case R4.
 
 Invariants
     T1  A TDB holds events with vs < ve only, each with a positive count.
@@ -41,7 +41,15 @@ from lmerge_service.elements import (
 )
 from lmerge_service.errors import IllegalStreamError
 
-__all__ = ("TDB", "Difference", "Event", "compatibility", "differences", "reconstitute")
+__all__ = (
+    "TDB",
+    "Difference",
+    "Event",
+    "compatibility",
+    "differences",
+    "multiset_compatibility",
+    "reconstitute",
+)
 
 
 class Event(NamedTuple):
@@ -185,6 +193,28 @@ def compatibility(inputs: Sequence[TDB], output: TDB) -> list[str]:
             broken.append(f"C2: {key} is {held} in the output, {support} in the inputs")
         if not _holds_what_it_must(held, output.stable, key[1], support):
             broken.append(f"C3: {key} is {held} in the output, {support} in the inputs")
+    return broken
+
+
+def multiset_compatibility(leading: TDB, output: TDB) -> list[str]:
+    """What `output` breaks of the conditions without keys (case R4), with its stable point that of
+    the leading input; empty when it is compatible: of each (payload, vs) the events that are fully
+    frozen are those of the leading input, and as many are half frozen.
+
+    >>> leading = TDB([("A", 2, 9), ("A", 2, 4)], stable=6)
+    >>> multiset_compatibility(leading, TDB([("A", 2, 7), ("A", 2, 4)], stable=6))
+    []
+    >>> multiset_compatibility(leading, TDB([("A", 2, 9)], stable=6))
+    ["frozen: ('A', 2) is [9] in the output, [4, 9] in the leading input"]
+    """
+    c = output.stable
+    views = _by_key(output), _by_key(leading)
+    broken = []
+    for key in {key for view in views for key in view if key[1] < c}:
+        one, other = (sorted(view.get(key, [])) for view in views)
+        frozen = [[ve for ve in ends if ve < c] for ends in (one, other)]
+        if frozen[0] != frozen[1] or len(one) != len(other):
+            broken.append(f"frozen: {key} is {one} in the output, {other} in the leading input")
     return broken
 
 

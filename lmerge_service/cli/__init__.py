@@ -33,6 +33,7 @@ from lmerge_service.cli import (
     merge,
     present,
     publish,
+    query,
     query_run,
     query_spark,
     read,
@@ -100,11 +101,10 @@ for panel, commands in _COMMANDS.items():
         app.command(rich_help_panel=panel)(each)
 replica.app.command()(selection.readings)
 replica.app.command()(selection.select)
+query.app.command()(query_run.run)
+query.app.command()(query_spark.spark)
+app.add_typer(query.app, name="query", rich_help_panel=_KAFKA)
 app.add_typer(replica.app, name="replica", rich_help_panel=_KAFKA)
-queries = App(no_args_is_help=True, help="Continuous queries, each by several plans.")
-queries.command()(query_run.run)
-queries.command()(query_spark.spark)
-app.add_typer(queries, name="query", rich_help_panel=_KAFKA)
 app.add_typer(broker.app, name="broker", rich_help_panel=_KAFKA)
 app.add_typer(state.app, name="state", rich_help_panel=_KAFKA)
 app.add_typer(table.app, name="table", rich_help_panel=_SPARK)

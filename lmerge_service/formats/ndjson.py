@@ -31,7 +31,7 @@ from lmerge_service.elements import Element
 from lmerge_service.errors import ConfigurationError, ElementError
 from lmerge_service.formats.wire import WireDecoder, encode
 
-__all__ = ("ElementWriter", "read_elements")
+__all__ = ("ElementWriter", "read_elements", "read_lines")
 
 _BUFFER_BYTES: Final = 1 << 20
 _WEIGHED: Final = 1 << 10
@@ -66,6 +66,20 @@ def read_elements(
             yield number, element
             if shared and not number % _WEIGHED:
                 decoder.weigh(_WEIGHED)
+
+
+def read_lines(source: str | os.PathLike[str], most: int) -> Iterator[tuple[int, bytes]]:
+    """(line number, line without its line feed) of a file, or of standard input (`-`). A line of
+    more than `most` bytes comes in pieces of so many.
+
+    Raises:
+        ConfigurationError: the file cannot be read.
+    """
+    with _opened(source) as (stream, name):
+        number = 0
+        while line := _next_line(stream, most + 1, name):
+            number += 1
+            yield number, line.removesuffix(b"\n")
 
 
 @contextmanager

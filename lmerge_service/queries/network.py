@@ -24,16 +24,16 @@ Cost
     That of its operators, and O(1) for each element that passes from one to the next.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from lmerge_service.core.snapshots import sealed, unsealed
-from lmerge_service.elements import Adjust, Element
+from lmerge_service.elements import Adjust, Element, Insert
 from lmerge_service.errors import StateError
 from lmerge_service.queries.netting import net
-from lmerge_service.queries.operators.protocol import Operator
+from lmerge_service.queries.operators.protocol import Operator, Skip
 
 __all__ = ("Flow", "Network", "Part")
 
@@ -57,18 +57,22 @@ class Flow(msgspec.Struct):
     """Adjusts out."""
     nanoseconds: int = 0
     """Time spent in it, if the network has a clock."""
+    skipped: int = 0
+    """Inserts that it has emitted and that were left out, because they do not matter any more."""
 
 
 class _Saved(msgspec.Struct, array_like=True):
     fingerprint: str
     flows: list[Flow]
+    skips: list[tuple[str | int, int, int]]
+    skipped: dict[str, int]
 
 
 class Network:
     """Operators that feed each other; the last is the top, whose output is the network's.
 
     `fingerprint` names the plan, so that no state is taken for another plan's; `clock` gives
-    nanoseconds, to count the time per operator.
+    nanoseconds, to count the time per operator; `unrevised` are the sources that send inserts only.
     """
 
     def __init__(
@@ -76,11 +80,19 @@ class Network:
         parts: Sequence[Part],
         fingerprint: str = "",
         clock: Callable[[], int] | None = None,
+        unrevised: Collection[str] = (),
     ) -> None:
         self.operators = [part.operator for part in parts]
         self.flows = [Flow() for _ in parts]
         self.fingerprint = fingerprint
+        self.skipped = dict.fromkeys(unrevised, 0)
+        """How many inserts of each source that is not revised were left out."""
         self._clock = clock
+        self._feeds = [part.feeds for part in parts]
+        self._unrevised: set[str | int] = set(unrevised)
+        """What emits inserts only, of sources and operators: their ends are final at once."""
+        self._skips: dict[str | int, Skip] = {}
+        """What is left out, of these."""
         self._fed: dict[str | int, list[tuple[int, int]]] = {}
         for at, (operator, feeds) in enumerate(parts):
             if len(feeds) != operator.ports:
@@ -89,6 +101,8 @@ class Network:
                 if isinstance(feed, int) and not 0 <= feed < at:
                     raise ValueError(f"operator {at} is fed by {feed}, which is not before it")
                 self._fed.setdefault(feed, []).append((at, port))
+            if operator.emits_inserts_only([feed in self._unrevised for feed in feeds]):
+                self._unrevised.add(at)
 
     @property
     def sources(self) -> list[str]:
@@ -115,6 +129,10 @@ class Network:
             KeyError: the network has no such source.
         """
         waiting: dict[int, dict[int, Iterable[Element]]] = {}
+        if (skip := self._skips.get(source)) is not None:
+            batch = list(elements)
+            elements = kept = _kept(batch, skip)
+            self.skipped[source] += len(batch) - len(kept)
         for at, port in self._fed[source]:
             waiting.setdefault(at, {})[port] = elements
         top = len(self.operators) - 1
@@ -138,11 +156,33 @@ class Network:
             emitted += operator.process_batch(batch, port)
         if len(given) > 1:
             emitted = net(emitted)
+        if (skip := self._skips.get(at)) is not None:
+            kept = _kept(emitted, skip)
+            flow.skipped += len(emitted) - len(kept)
+            emitted = kept
         flow.emitted += len(emitted)
         flow.adjusts += sum(1 for element in emitted if type(element) is Adjust)
         if clock:
             flow.nanoseconds += clock() - begun
         return emitted
+
+    def skip_before(self, point: int) -> None:
+        """Nothing about output events with a final ve below `point` matters any more: they may be
+        left out, and so may input that matters for no others. The highest point counts for good.
+
+        Left out are inserts of what is not revised, since their ends are final at once, and what
+        operators leave out themselves.
+        """
+        top = len(self.operators) - 1
+        wanted: dict[str | int, Skip | None] = {top: Skip(point)}
+        for at in range(top, -1, -1):
+            operator, skip = self.operators[at], wanted.get(at)
+            of_inputs = operator.skip_before(skip) if skip else [None] * operator.ports
+            for feed, each in zip(self._feeds[at], of_inputs, strict=True):
+                wanted[feed] = _both(wanted[feed], each) if feed in wanted else each
+        for feed in self._unrevised:
+            if skip := wanted.get(feed):
+                self._skips[feed] = skip
 
     def snapshot(self) -> bytes:
         """The state of all operators, behind a digest.
@@ -150,7 +190,8 @@ class Network:
         Raises:
             StateError: a payload is of a kind that would not come back as it was.
         """
-        head = msgspec.msgpack.encode(_Saved(self.fingerprint, self.flows))
+        skips = [(feed, *skip) for feed, skip in self._skips.items()]
+        head = msgspec.msgpack.encode(_Saved(self.fingerprint, self.flows, skips, self.skipped))
         return sealed([head, *(operator.snapshot() for operator in self.operators)])
 
     def restore(self, saved: bytes) -> None:
@@ -169,7 +210,8 @@ class Network:
                 f"the snapshot is of the plan {whole.fingerprint!r} with {len(parts)} operators; "
                 f"this is {self.fingerprint!r} with {len(self.operators)}"
             )
-        self.flows = whole.flows
+        self.flows, self.skipped = whole.flows, whole.skipped
+        self._skips = {feed: Skip(*skip) for feed, *skip in whole.skips}
         for operator, part in zip(self.operators, parts, strict=True):
             operator.restore(part)
 
@@ -186,3 +228,15 @@ class Network:
             {"operator": type(operator).__name__, "held": len(operator)} | msgspec.to_builtins(flow)
             for operator, flow in zip(self.operators, self.flows, strict=True)
         ]
+
+
+def _kept(elements: list[Element], skip: Skip) -> list[Element]:
+    before, since = skip
+    return [e for e in elements if type(e) is not Insert or e.ve >= before or e.vs < since]
+
+
+def _both(one: Skip | None, other: Skip | None) -> Skip | None:
+    """What may be left out of what feeds two."""
+    if one is None or other is None:
+        return None
+    return Skip(min(one.before, other.before), max(one.since, other.since))

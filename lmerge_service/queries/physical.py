@@ -219,6 +219,7 @@ class _Builder:
         self._choices = dict(plan.choices)
         self._parts: list[Part] = []
         self._feeds: dict[Node, str | int] = {}
+        self._unrevised: list[str] = []
         self._faults = Faults()
 
     def network(self, clock: Callable[[], int] | None) -> Network:
@@ -227,7 +228,7 @@ class _Builder:
         logical.schema_of(plan)
         for node in logical.nodes(plan):
             self._feeds[node] = self._feed(node, is_top=node == plan)
-        return Network(self._parts, self._plan.fingerprint, clock)
+        return Network(self._parts, self._plan.fingerprint, clock, self._unrevised)
 
     def _feed(self, node: Node, is_top: bool) -> str | int:
         """What the output of a node is: a source, or the position of an operator."""
@@ -241,6 +242,7 @@ class _Builder:
                 feed = self._add(Union(1), [_GROUP])
             case logical.Source(name=name) if not is_top or choice.align is not None:
                 feed = name
+                self._unrevised.append(name)
             case logical.Source(name=name) | logical.Elements(name=name):
                 feed = self._add(Elements(), [name])
             case _:

@@ -2,9 +2,10 @@
 
 Theory
     Replicas of a query should differ in how they compute it, so that what one gets wrong or late
-    another does not. `physical_plans` enumerates what can be chosen: the level at which aggregates
-    and windows emit, all alike or each by itself; how windows are computed; and whether input or
-    output waits until it is final. Each has the same result in the end.
+    another does not. `physical_plans` enumerates what can be chosen: the logical plan
+    (`rewriting`), hence the order of joins and the stages of aggregates; the level at which
+    aggregates and windows emit, all alike or each by itself; how windows are computed; and whether
+    input or output waits until it is final. Each has the same result in the end.
 
     `numbered_plans` puts them in an order that every process finds, so that a number names a plan:
     1 is the query as it is written, emitting on update; each further one is that which differs most
@@ -25,7 +26,8 @@ Invariants
     N2  No two numbers are of one plan.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Hashable, Iterator
 from functools import lru_cache
 from itertools import islice, product
 from typing import Final, NamedTuple
@@ -43,13 +45,17 @@ from lmerge_service.queries.physical import (
     window_plans,
 )
 from lmerge_service.queries.plan import Query
+from lmerge_service.queries.properties import keys
+from lmerge_service.queries.rewriting import variants
 
-__all__ = ("numbered_plans", "physical_plans", "summary")
+__all__ = ("numbered_plans", "physical_plans", "query_variants", "summary")
 
-_CONSIDERED: Final = 400
+_CONSIDERED: Final = 200
 """So many plans are compared with each other."""
+_VARIANTS: Final = 24
 _MOST: Final = 16
 _LEVELS: Final[dict[Emit, int]] = {"on_update": 0, "ordered": 1, "on_watermark": 2, "on_close": 3}
+_STATELESS: Final = (logical.Select, logical.Project, logical.FlatMap, logical.Lifetime)
 
 
 def numbered_plans(query: Query, most: int = _MOST) -> list[PhysicalPlan]:
@@ -66,24 +72,45 @@ def numbered_plans(query: Query, most: int = _MOST) -> list[PhysicalPlan]:
 
 
 def physical_plans(query: Query) -> Iterator[PhysicalPlan]:
-    """All physical plans that choices make of a query, the simplest first."""
-    nodes = list(logical.nodes(query.plan))
-    leveled = [node for node in nodes if levels(node)]
-    windowed = [node for node in nodes if len(window_plans(node)) > 1]
-    shapes = list(product(*map(window_plans, windowed)))
-    common = [each for each in _LEVELS if any(each in levels(node) for node in leveled)]
-    for shape in shapes:
-        windows = dict(zip(windowed, shape, strict=True))
-        for emit in common or ["on_update"]:
+    """All physical plans of a query: of each variant those of one level, then those of several."""
+    plans = list(query_variants(query))
+    for each in plans:
+        yield from _of_one_level(Query(each))
+    for each in plans:
+        yield from _of_several_levels(Query(each))
+
+
+def query_variants(query: Query) -> dict[Node, tuple[str, ...]]:
+    """The logical plans that replicas of a query may have, the written one first, each with the
+    rules that lead to it. One whose output has no key, while that of the query has, is none: it
+    would cost its merge the case."""
+    keyed = keys(query.plan).start is not None
+    found = {each.plan: each.rules for each in variants(query.plan, 4 * _VARIANTS)}
+    fitting = [plan for plan in found if not keyed or keys(plan).start is not None]
+    return {plan: found[plan] for plan in fitting[:_VARIANTS]}
+
+
+def _of_one_level(query: Query) -> Iterator[PhysicalPlan]:
+    found = {each for node in logical.nodes(query.plan) for each in levels(node)}
+    for windows in _window_plans(query):
+        for emit in [each for each in _LEVELS if each in found] or ["on_update"]:
             yield _plan(query, emit, windows, {})
         for aligned in _aligned(query):
             yield _plan(query, "on_update", windows, {}, aligned)
-    for shape in shapes:
-        windows = dict(zip(windowed, shape, strict=True))
+
+
+def _of_several_levels(query: Query) -> Iterator[PhysicalPlan]:
+    leveled = [node for node in logical.nodes(query.plan) if levels(node)]
+    for windows in _window_plans(query):
         for each in product(*map(levels, leveled)):
             if len(set(each)) > 1:
-                mixed = dict(zip(leveled, each, strict=True))
-                yield _plan(query, "on_update", windows, mixed)
+                yield _plan(query, "on_update", windows, dict(zip(leveled, each, strict=True)))
+
+
+def _window_plans(query: Query) -> Iterator[dict[Node, WindowPlan]]:
+    windowed = [node for node in logical.nodes(query.plan) if len(window_plans(node)) > 1]
+    for each in product(*map(window_plans, windowed)):
+        yield dict(zip(windowed, each, strict=True))
 
 
 def _aligned(query: Query) -> Iterator[tuple[Node, ...]]:
@@ -115,45 +142,62 @@ def _plan(
 
 
 class _Traits(NamedTuple):
-    """What distinguishes physical plans, node by node."""
+    """What distinguishes physical plans."""
 
-    levels: dict[Node, Emit]
-    windows: dict[Node, WindowPlan]
-    aligned: frozenset[Node]
+    emits: tuple[Emit, ...]
+    """Of each node that has levels."""
+    windows: tuple[WindowPlan, ...]
+    """Of each node that has windows."""
+    aligned: str
+    """What waits."""
+    stateful: Counter[Hashable]
+    """The operators that hold state, by their sources."""
 
 
 @lru_cache(maxsize=1_024)
 def _traits(plan: PhysicalPlan) -> _Traits:
     chosen, usual = dict(plan.choices), Choice()
     nodes = list(logical.nodes(plan.plan))
+    aligned = [node for node in nodes if chosen.get(node, usual).align is not None]
+    what = "" if not aligned else "output aligned" if aligned == [plan.plan] else "sources aligned"
     return _Traits(
-        {n: chosen.get(n, usual).emit or plan.emit for n in nodes if levels(n)},
-        {n: chosen.get(n, usual).windows for n in nodes if len(window_plans(n)) > 1},
-        frozenset(n for n in nodes if chosen.get(n, usual).align is not None),
+        tuple(chosen.get(node, usual).emit or plan.emit for node in nodes if levels(node)),
+        tuple(chosen.get(node, usual).windows for node in nodes if len(window_plans(node)) > 1),
+        what if logical.children(plan.plan) or not aligned else "sources aligned",
+        Counter(map(_shape, nodes)),
     )
+
+
+def _shape(node: Node) -> Hashable:
+    """What an operator is, and what feeds it; nothing of one without state."""
+    if isinstance(node, _STATELESS) or not logical.children(node):
+        return None
+    fed = [tuple(sorted(logical.sources(child))) for child in logical.children(node)]
+    return (type(node).__name__, *fed)
 
 
 def _distance(one: PhysicalPlan, other: PhysicalPlan) -> float:
-    """How much two plans differ: level by level, in their windows, and in what waits."""
+    """How much two plans differ: in levels, windows, what waits, and what holds state."""
     mine, theirs = _traits(one), _traits(other)
-    steps = [abs(_LEVELS[e] - _LEVELS[theirs.levels[n]]) for n, e in mine.levels.items()]
-    windows = [each != theirs.windows[node] for node, each in mine.windows.items()]
+    total = (mine.stateful | theirs.stateful).total()
+    same = (mine.stateful & theirs.stateful).total()
     return (
-        sum(steps) / max(len(steps), 1)
-        + 2 * sum(windows) / max(len(windows), 1)
+        abs(_mean(mine.emits) - _mean(theirs.emits))
+        + 2 * (set(mine.windows) != set(theirs.windows))
         + 2 * (mine.aligned != theirs.aligned)
+        + 4 * (1 - same / max(total, 1))
+        + (one.plan != other.plan) / 2
     )
+
+
+def _mean(emits: tuple[Emit, ...]) -> float:
+    return sum(_LEVELS[emit] for emit in emits) / max(len(emits), 1)
 
 
 def summary(plan: PhysicalPlan) -> str:
     """The choices of a plan in few words."""
     traits = _traits(plan)
-    emits = list(dict.fromkeys(traits.levels.values())) or [plan.emit]
-    words = [" and ".join(emits)]
-    if windows := [each for each in dict.fromkeys(traits.windows.values()) if each != "grid"]:
-        words.append(" and ".join(windows))
-    if plan.plan in traits.aligned:
-        words.append("output aligned")
-    if traits.aligned - {plan.plan}:
-        words.append("sources aligned")
-    return ", ".join(words)
+    emits = dict.fromkeys(traits.emits or (plan.emit,))
+    windows = [each for each in dict.fromkeys(traits.windows) if each != "grid"]
+    words = (" and ".join(emits), " and ".join(windows), traits.aligned)
+    return ", ".join(word for word in words if word)

@@ -44,20 +44,21 @@ Cost
     [Adjust(payload=('JFK', 1), vs=60, vold=120, ve=60), Insert(payload=('JFK', 2), vs=60, ve=120)]
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any, Final
 
 import msgspec
 
 from lmerge_service.core.snapshots import sealed, unsealed
-from lmerge_service.elements import START, Element, Insert, Stable
+from lmerge_service.elements import START, Element, Stable
 from lmerge_service.errors import ConfigurationError, StateError
 from lmerge_service.queries.live_events import LiveEvents
 from lmerge_service.queries.logical import schema_of
 from lmerge_service.queries.netting import net
 from lmerge_service.queries.network import Network
 from lmerge_service.queries.physical import PhysicalPlan
+from lmerge_service.queries.properties import required_history
 from lmerge_service.queries.switched_output import SwitchedOutput
 
 __all__ = ("History", "RunningQuery", "saved_output")
@@ -75,6 +76,7 @@ class _Saved(msgspec.Struct, array_like=True):
     version: int
     output: Any
     switched: Any
+    skip: int
 
 
 class RunningQuery:
@@ -90,6 +92,7 @@ class RunningQuery:
         """What the output holds that may still change; not to be changed."""
         self._clock = clock
         self._switched: SwitchedOutput | None = None
+        self._skip = START
 
     @classmethod
     def resume(
@@ -100,13 +103,14 @@ class RunningQuery:
         history: History,
         *,
         reaching: Mapping[str, int] | None = None,
+        skip: int = START,
         clock: Callable[[], int] | None = None,
     ) -> tuple["RunningQuery", list[Element]]:
         """A query that goes on with an output of which nothing is left but itself: its events with
-        ve >= `stable`, its stable point. Otherwise as `switch_plan`; it returns what is to be
-        emitted first."""
+        ve >= `stable`, its stable point; `skip` is what `skip_before` was called with. Otherwise as
+        `switch_plan`; it returns what is to be emitted first."""
         query = cls(plan, clock)
-        query.output = LiveEvents(output, stable)
+        query.output, query._skip = LiveEvents(output, stable), skip
         return query, query._continue(plan, query.network, history, reaching)
 
     @property
@@ -180,54 +184,56 @@ class RunningQuery:
         history: History,
         reaching: Mapping[str, int] | None,
     ) -> list[Element]:
-        _check_history(network, history)
+        _check_history(network, plan, self.stable, history, reaching or {})
+        if self._skip > START:
+            network.skip_before(self._skip)
         computed = LiveEvents(stable=self.stable)
         for source in network.sources:
             elements = iter(history[source])
             while batch := list(islice(elements, _BATCH)):
                 emitted = network.process_batch(source, batch)
                 computed.apply(each for each in emitted if type(each) is not Stable)
-        switched, changes = SwitchedOutput.begun(self.output, computed)
+        switched, changes = SwitchedOutput.begun(self.output, computed, self._skip)
         self.plan, self.network, self._switched = plan, network, switched
         first: list[Element] = [*changes]
         self.output.apply(first)
         return net([*first, *self._emitted([Stable(network.stable)])])
 
-    def go_on_from(self, output: LiveEvents, point: int = START) -> list[Element]:
+    def go_on_from(self, output: LiveEvents) -> list[Element]:
         """Has `output` be what was emitted, in the place of what this query has by itself: of a
         process that was killed, and whose input has been processed anew. Returns what makes it that
         of this query: nothing, where plans emit on every update or on close; operators that emit by
-        how input was batched may have it otherwise. Events that end before `point`, which feedback
-        has let one of the two leave out, are not compared.
+        how input was batched may have it otherwise. Events that end before the point of
+        `skip_before`, which one of the two may have left out, are not compared.
 
         Raises:
             StateError: they differ while a switch is under way, or in what is final.
         """
-        mine, theirs = self.output.counted(), output.counted()
-        if point > START:
-            mine = {event: n for event, n in mine.items() if event.ve >= point}
-            theirs = {event: n for event, n in theirs.items() if event.ve >= point}
-        if self._switched is not None or self.stable < output.stable:
-            if (self.stable, mine) != (output.stable, theirs):
-                raise StateError(
-                    "the output is not what this state emits: is there another writer, or other "
-                    "input?"
-                )
-            self.output = output
-            return []
-        stable, held = self.stable, LiveEvents(_each(theirs), output.stable)
-        computed = LiveEvents(_each(mine), output.stable)
-        switched, changes = SwitchedOutput.begun(held, computed)
-        self.output = output
-        self._switched = None if switched.is_over else switched
-        first: list[Element] = [*changes]
-        self.output.apply(first)
-        if self._switched is None and stable == output.stable:
-            return first
-        return net([*first, *self._emitted([Stable(stable)])])
+        skip = self._skip
+        mine, theirs = (
+            LiveEvents(((e.payload, e.vs, e.ve) for e in each if e.ve >= skip), output.stable)
+            for each in (self.output, output)
+        )
+        stable, other = self.stable, mine.counted() != theirs.counted()
+        if stable < output.stable or (other and self._switched is not None):
+            raise StateError(
+                "the output is not what this state emits: is there another writer, or other input?"
+            )
+        self.output, first = output, list[Element]()
+        if other:
+            switched, changes = SwitchedOutput.begun(theirs, mine, skip)
+            first += changes
+            self.output.apply(first)
+            self._switched = None if switched.is_over else switched
+        if other and self._switched is not None:
+            return net([*first, *self._emitted([Stable(stable)])])
+        return first if stable == output.stable else net([*first, *self._emitted([Stable(stable)])])
 
     def skip_before(self, point: int) -> None:
-        """Nothing about events with a final ve below it matters any more."""
+        """As `Network.skip_before`, for the plans to come as well."""
+        if point > self._skip:
+            self._skip = point
+            self.network.skip_before(point)
 
     def snapshot(self) -> bytes:
         """The whole state, behind a digest.
@@ -236,7 +242,7 @@ class RunningQuery:
             StateError: a payload is of a kind that would not come back as it was.
         """
         switched = None if self._switched is None else self._switched.state()
-        saved = _Saved(_VERSION, self.output.state(), switched)
+        saved = _Saved(_VERSION, self.output.state(), switched, self._skip)
         return sealed([msgspec.msgpack.encode(saved), self.network.snapshot()])
 
     def restore(self, saved: bytes) -> None:
@@ -248,7 +254,7 @@ class RunningQuery:
         """
         whole, network = _opened(saved)
         self.network.restore(network)
-        self.output = LiveEvents.loaded(whole.output)
+        self.output, self._skip = LiveEvents.loaded(whole.output), whole.skip
         self._switched = None if whole.switched is None else SwitchedOutput.loaded(whole.switched)
 
     def check(self) -> None:
@@ -282,10 +288,6 @@ def saved_output(saved: bytes) -> LiveEvents:
     return LiveEvents.loaded(whole.output)
 
 
-def _each(events: dict[Insert[Any], int]) -> Iterator[tuple[Any, int, int]]:
-    return ((e.payload, e.vs, e.ve) for e, times in events.items() for _ in range(times))
-
-
 def _opened(saved: bytes) -> tuple[_Saved, bytes]:
     head, *networks = unsealed(saved)
     try:
@@ -297,10 +299,20 @@ def _opened(saved: bytes) -> tuple[_Saved, bytes]:
     return whole, networks[0]
 
 
-def _check_history(network: Network, history: History) -> None:
-    missing = [source for source in network.sources if source not in history]
-    if missing:
-        raise ConfigurationError(
-            f"the plan reads {', '.join(map(repr, missing))}, of which no history is given; "
-            f"there is {', '.join(map(repr, history)) or 'none'}"
-        )
+def _check_history(
+    network: Network, plan: PhysicalPlan, stable: int, history: History, reaching: Mapping[str, int]
+) -> None:
+    required = required_history(plan.plan, stable)
+    for source in network.sources:
+        if source not in history:
+            given = ", ".join(map(repr, history)) or "none"
+            raise ConfigurationError(
+                f"the plan reads {source!r}, of which no history is given; there is {given}"
+            )
+        since, needed = reaching.get(source, START), required[source]
+        if since > needed:
+            every = "all its events" if needed == START else f"its events with ve >= {needed}"
+            raise ConfigurationError(
+                f"the history of {source!r} has its events with ve >= {since}; to go on at "
+                f"stable({stable}) the plan needs {every}"
+            )

@@ -18,10 +18,11 @@ Theory
         new plan     ins(q, 7, 11)  adj(p, 4, 8→7)
         emitted      adj(p, 2, 8→7)  adj(q, 7, 12→11)
 
-    At T - 1 both have as many events of a payload, so there is an alias for each. An event takes
-    the one with its own start, and of those left the latest end takes the earliest start. What
-    waits unfrozen is in a merge (`core`) of one input, case R4, which corrects it at the latest by
-    the stable that half freezes it.
+    At T - 1 both have as many events of a payload, so there is an alias for each, if not at once.
+    Of several an event takes the one that it is itself; then one of the same start, if so every
+    event finds one, else one of the same end, or start; and of those left the latest end takes the
+    earliest start, as nested events have it. What waits unfrozen is in a merge (`core`) of one
+    input, case R4, which corrects it at the latest by the stable that half freezes it.
 
     The new plan is fed from less input than the old one had, and may emit by another level, so its
     stable can be below T. Such stables are withheld, and what it emits of events that end before T
@@ -32,7 +33,7 @@ Invariants
     W2  Where no payload is twice at one instant, the TDB in the end is the query's; elsewhere
         snapshots are: which of several equal events an alias is of is ambiguous.
     W3  What contradicts the output is not emitted, and counted: there is nothing of it while the
-        plans mean the same.
+        plans mean the same, once the new plan's stable point has reached T.
     W4  Held are only aliases whose starts differ, events across T that wait, and keys of which the
         output has more events than were computed: nothing, as soon as these are final.
 
@@ -41,8 +42,10 @@ Cost
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Hashable, Iterable
+from itertools import zip_longest
+from operator import itemgetter
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from lmerge_service.core import Case, LMerge, Policy, lmerge, restore
 from lmerge_service.core.expiry import Expiry
@@ -73,19 +76,22 @@ class SwitchedOutput:
     ([Stable(vc=20)], True)
     """
 
-    def __init__(self, since: int) -> None:
+    def __init__(self, since: int, skip: int = START) -> None:
         self.since = since
         """T of the module's text."""
+        self._skip = skip
         self._stable = since
-        self._across = _Across(since)
+        self._across = _Across(since, skip)
         self._merge: LMerge | None = None
 
     @classmethod
-    def begun(cls, held: LiveEvents, computed: LiveEvents) -> tuple["SwitchedOutput", list[Data]]:
+    def begun(
+        cls, held: LiveEvents, computed: LiveEvents, skip: int = START
+    ) -> tuple["SwitchedOutput", list[Data]]:
         """`held` is what the output holds, with its stable point, `computed` what the new plan has
-        emitted so far. Also returns what makes the output, in the fewest elements, the new plan's,
-        but for events that wait."""
-        output = cls(held.stable)
+        emitted so far. Either may lack events with a final ve below `skip`. Also returns what makes
+        the output, in the fewest elements, the new plan's, but for events that wait."""
+        output = cls(held.stable, skip)
         old, new = held.counted(), computed.counted()
         changes: list[Data] = []
         if old != new:
@@ -184,7 +190,7 @@ class SwitchedOutput:
             StateError: a payload is of a kind that would not come back as it was.
         """
         merge = None if self._merge is None else self._merge.snapshot()
-        return [self.since, self._stable, self._across.state(), merge]
+        return [self.since, self._skip, self._stable, self._across.state(), merge]
 
     @classmethod
     def loaded(cls, state: Any) -> "SwitchedOutput":
@@ -193,8 +199,8 @@ class SwitchedOutput:
         Raises:
             StateError: the bytes are damaged.
         """
-        since, stable, across, merge = state
-        output = cls(since)
+        since, skip, stable, across, merge = state
+        output = cls(since, skip)
         output._stable = stable
         output._across.load(across)
         output._merge = None if merge is None else restore(merge)
@@ -209,28 +215,39 @@ class SwitchedOutput:
             assert not self._merge.breaches(), "W3: the plan contradicts what waits"
 
 
+_Lifetime: TypeAlias = tuple[int, int]
+_Places: TypeAlias = list[tuple[_Lifetime, _Lifetime | None]]
+_START: Final = itemgetter(0)
+_END: Final = itemgetter(1)
+
+
 class _Alias(NamedTuple):
-    """An event of the new plan that has another start on the output: None if none is left."""
+    """An event of the new plan that has another start on the output."""
 
     ve: int
-    start: int | None
+    start: int
 
 
 class _Across:
     """The events across T: aliases, and what the output holds and the new plan has not emitted."""
 
-    def __init__(self, since: int) -> None:
+    def __init__(self, since: int, skip: int) -> None:
         self._since = since
+        self._skip = skip
+        self._is_whole = False
+        """Whether the new plan's stable point has reached T."""
         self.contradictions = 0
         self._waiting: defaultdict[Hashable, list[tuple[int, int]]] = defaultdict(list)
         """By payload: (start, end) of the output's events that wait."""
         self._aliases: dict[tuple[Hashable, int], list[_Alias]] = {}
         """By payload and the new plan's start."""
+        self._surplus: dict[Hashable, list[_Lifetime]] = {}
+        """By payload: events of the new plan, across T, for which there is no place."""
         self._expiry: Expiry[tuple[Hashable, int]] = Expiry()
         """The keys of aliases, by their first ends."""
 
     def __len__(self) -> int:
-        return len(self._aliases) + len(self._waiting)
+        return len(self._aliases) + len(self._waiting) + len(self._surplus)
 
     def hold(self, events: Iterable[Insert[Any]]) -> None:
         """Takes events of the output that the new plan has not, or not as they are."""
@@ -240,20 +257,22 @@ class _Across:
     def apply(self, data: Iterable[Data], changes: list[Data]) -> None:
         """Takes net changes by the new plan of events with vs < T; appends those of the output."""
         since = self._since
-        begun: defaultdict[Hashable, list[Insert[Any]]] = defaultdict(list)
+        begun: defaultdict[Hashable, list[_Lifetime]] = defaultdict(list)
         for each in data:
             has = each.ve >= since and each.ve > each.vs
             if type(each) is Adjust and each.vold >= since:
                 self._revise(each, has, changes)
+                if each.payload in self._surplus and not has:
+                    begun[each.payload] += ()
             elif has:
-                begun[each.payload].append(Insert(each.payload, each.vs, each.ve))
+                begun[each.payload].append((each.vs, each.ve))
         # What the batch has set free may be what it continues: hence afterwards.
         for payload, events in begun.items():
-            self._continue(payload, events, changes)
+            self._continue(payload, [*events, *self._surplus.pop(payload, ())], changes)
 
     def _revise(self, change: Adjust[Any], stays: bool, changes: list[Data]) -> None:
         payload, vs, vold, ve = change.payload, change.vs, change.vold, change.ve
-        start: int | None = vs
+        start, surplus = vs, self._surplus.get(payload, [])
         aliases = self._aliases.get((payload, vs), [])
         at = next((n for n, alias in enumerate(aliases) if alias.ve == vold), None)
         if at is not None:
@@ -261,52 +280,53 @@ class _Across:
             if not aliases:
                 del self._aliases[payload, vs]
                 self._expiry.cancel((payload, vs))
-        if not stays:
-            if start is not None:
-                self._waiting[payload].append((start, vold))
+        elif (vs, vold) in surplus:
+            surplus.remove((vs, vold))
+            if stays:
+                surplus.append((vs, ve))
+            elif not surplus:
+                del self._surplus[payload]
             return
-        if start is not None:
-            changes.append(Adjust(payload, start, vold, ve))
+        if not stays:
+            self._waiting[payload].append((start, vold))
+            return
+        changes.append(Adjust(payload, start, vold, ve))
         if start != vs:
             self._alias(payload, vs, _Alias(ve, start))
 
-    def _continue(self, payload: Hashable, events: list[Insert[Any]], changes: list[Data]) -> None:
+    def _continue(self, payload: Hashable, events: list[_Lifetime], changes: list[Data]) -> None:
         """New events, each in the place of one that waits."""
-        begun: defaultdict[int, list[int]] = defaultdict(list)
-        for event in events:
-            begun[event.vs].append(event.ve)
-        held: defaultdict[int, list[int]] = defaultdict(list)
-        for start, end in self._waiting.pop(payload, ()):
-            held[start].append(end)
-        free: list[tuple[int, int]] = []
-        rest: list[tuple[int, int]] = []
-        for start, ends in held.items():
-            come = begun.pop(start, [])
-            pairs, gone = _paired(ends, come)
-            changes += [Adjust(payload, start, end, ve) for end, ve in pairs]
-            free += [(start, end) for end in gone]
-            rest += [(ve, start) for ve in come]
-        rest += [(ve, vs) for vs, come in begun.items() for ve in come]
-        free.sort()
-        rest.sort(key=lambda each: (-each[0], each[1]))
-        for (ve, vs), (start, end) in zip(rest, free, strict=False):
+        held = Counter(self._waiting.pop(payload, ()))
+        come = Counter(events)
+        for place, event in _places(held, come):
+            if event is None:
+                self._waiting[payload].append(place)
+                continue
+            start, end = place
+            vs, ve = event
             changes.append(Adjust(payload, start, end, ve))
-            self._alias(payload, vs, _Alias(ve, start))
-        for ve, vs in rest[len(free) :]:
-            self.contradictions += 1
-            self._alias(payload, vs, _Alias(ve, None))
-        if len(free) > len(rest):
-            self._waiting[payload] = free[len(rest) :]
+            if start != vs:
+                self._alias(payload, vs, _Alias(ve, start))
+        if come:
+            self._surplus[payload] = list(come.elements())
 
     def _alias(self, payload: Hashable, vs: int, alias: _Alias) -> None:
         self._aliases.setdefault((payload, vs), []).append(alias)
         self._expiry.schedule((payload, vs), alias.ve)
 
     def pass_stable(self, point: int) -> None:
-        """The new plan's stable point, T or later: now all that is across T has been emitted."""
-        self.contradictions += sum(map(len, self._waiting.values()))
-        self._waiting.clear()
+        """The new plan's stable point, T or later: what it has across T is what the query has."""
+        skip, surplus = self._skip, self._surplus
+        if not self._is_whole:
+            unmatched = [*self._waiting.values(), *surplus.values()]
+            self.contradictions += sum(ve >= skip for events in unmatched for _, ve in events)
+            self._waiting.clear()
+            self._is_whole = True
+        if surplus:
+            kept = {p: [each for each in of if each[1] >= point] for p, of in surplus.items()}
+            self._surplus = {payload: of for payload, of in kept.items() if of}
         if point == INFINITY:
+            self._surplus.clear()
             self._aliases.clear()
             self._expiry.clear()
         for key in self._expiry.before(point):
@@ -320,10 +340,13 @@ class _Across:
     def state(self) -> Any:
         waiting = [[portable(payload), places] for payload, places in self._waiting.items()]
         aliases = [[portable(payload), vs, of] for (payload, vs), of in self._aliases.items()]
-        return [waiting, aliases, self.contradictions]
+        surplus = [[portable(payload), events] for payload, events in self._surplus.items()]
+        return [waiting, aliases, surplus, self._is_whole, self.contradictions]
 
     def load(self, state: Any) -> None:
-        waiting, aliases, self.contradictions = state
+        waiting, aliases, surplus, self._is_whole, self.contradictions = state
+        for payload, events in surplus:
+            self._surplus[hashable(payload)] = [(vs, ve) for vs, ve in events]
         for payload, places in waiting:
             self._waiting[hashable(payload)] = [(start, end) for start, end in places]
         for payload, vs, of in aliases:
@@ -338,25 +361,44 @@ class _Across:
             assert all(alias.start != key[1] for alias in aliases), f"W4: {key} needs no alias"
             least = min(alias.ve for alias in aliases)
             assert self._expiry.due(key) <= least, f"W4: {key} is forgotten too late"
-        assert all(self._waiting.values()), "W4: a payload waits for nothing"
+        for payload in self._waiting.keys() | self._surplus.keys():
+            found = (self._waiting.get(payload), self._surplus.get(payload))
+            assert [] not in found, f"W4: nothing is held of {payload!r}"
+            assert None in found, f"W4: {payload!r} waits, and there is what continues it"
 
 
-def _paired(held: list[int], come: list[int]) -> tuple[list[tuple[int, int]], list[int]]:
-    """(end held, end that comes) of one start, and the ends that are left of those held; takes out
-    of `come` what has a place."""
-    left = Counter(held)
-    pairs: list[tuple[int, int]] = []
-    moved: list[int] = []
-    for end in sorted(come):
-        if left[end]:
-            left[end] -= 1
-            pairs.append((end, end))
-        else:
-            moved.append(end)
-    free = sorted(left.elements())
-    come[:] = moved[len(free) :]
-    pairs += zip(free, moved, strict=False)
-    return pairs, free[len(moved) :]
+def _places(held: Counter[_Lifetime], come: Counter[_Lifetime]) -> _Places:
+    """The (start, end) of each event that is held, and of the one that continues it, None if none
+    does; takes these out of `come`."""
+    both = held & come
+    held, rest = held - both, come - both
+    found: _Places = [(event, event) for event in both.elements()]
+    starts = Counter(vs for vs, _ in rest.elements())
+    by = [_START, _END] if starts <= Counter(vs for vs, _ in held.elements()) else [_END, _START]
+    for of in by:
+        found += _alike(held, rest, of)
+    places = sorted(held.elements())
+    events = sorted(rest.elements(), key=lambda event: (-event[1], event[0]))
+    found += zip_longest(places, events[: len(places)])
+    come.clear()
+    come.update(events[len(places) :])
+    return found
+
+
+def _alike(
+    held: Counter[_Lifetime], come: Counter[_Lifetime], of: Callable[[_Lifetime], int]
+) -> _Places:
+    """What is alike in start, or in end; takes it out of both."""
+    by: defaultdict[int, list[_Lifetime]] = defaultdict(list)
+    for place in sorted(held.elements(), reverse=True):
+        by[of(place)].append(place)
+    found: _Places = []
+    for event in sorted(come.elements()):
+        if places := by.get(of(event)):
+            found.append((places.pop(), event))
+    held.subtract(place for place, _ in found)
+    come.subtract(event for _, event in found if event is not None)
+    return found
 
 
 def _less(many: Held, few: Held) -> Held:

@@ -124,22 +124,29 @@ class Partitions:
         outputs: Sequence[LiveEvents],
         history: Sequence[Mapping[str, Sequence[Element]]],
         reaching: Mapping[str, int],
+        skip: int,
     ) -> list[list[Element]]:
-        """Goes on with outputs of which nothing is left but themselves; what each emits first."""
+        """Goes on with outputs of which nothing is left but themselves, and that lack what ends
+        before `skip`; what each emits first."""
         first: list[list[Element]] = []
         for number, (output, given) in enumerate(zip(outputs, history, strict=True)):
             events = ((e.payload, e.vs, e.ve) for e in output)
             self.queries[number], emitted = RunningQuery.resume(
-                self.plan, events, output.stable, given, reaching=reaching, clock=self._clock
+                self.plan,
+                events,
+                output.stable,
+                given,
+                reaching=reaching,
+                skip=skip,
+                clock=self._clock,
             )
             first.append(emitted)
         return first
 
-    def go_on_from(self, outputs: Sequence[LiveEvents], point: int) -> list[list[Element]]:
+    def go_on_from(self, outputs: Sequence[LiveEvents]) -> list[list[Element]]:
         """Has these be what was emitted; what each emits to make it that of its state."""
         return [
-            query.go_on_from(output, point)
-            for query, output in zip(self.queries, outputs, strict=True)
+            query.go_on_from(output) for query, output in zip(self.queries, outputs, strict=True)
         ]
 
     def expect(self, stables: Mapping[str, int]) -> None:

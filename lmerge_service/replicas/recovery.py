@@ -35,7 +35,7 @@ from typing import Final
 
 import structlog
 
-from lmerge_service.elements import START, Element
+from lmerge_service.elements import INFINITY, START, Element
 from lmerge_service.errors import StateError
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.merge.snapshots.reading import read_snapshot
@@ -176,7 +176,7 @@ class Recovery:
         await self._replay(inputs, partitions, begun, commit)
         if commit.point > START:
             partitions.skip_before(commit.point)
-        first = partitions.go_on_from(outputs, max(commit.point, commit.joining_at))
+        first = partitions.go_on_from(outputs)
         if any(first):
             log.info("the output is brought up to date", elements=sum(map(len, first)))
         return Recovered(
@@ -305,7 +305,10 @@ class Recovery:
             raise StateError(f"{self.request.to} has no elements to go on from")
         stable = min(output.stable for output in held.outputs)
         needed = self._needed(stable)
-        begins = {name: await self._first_offsets(name, needed[name]) for name in inputs}
+        begins = {
+            name: await self._first_offsets(name, self._first_fact(name, needed[name]))
+            for name in inputs
+        }
         ends = await self._ends(commit)
         history, behind = await self._history(inputs, begins, ends)
         if commit is not None:  # a partition may have ended before its history begins
@@ -313,8 +316,8 @@ class Recovery:
                 each.go_on([then.reached for then in commit.inputs[name].partitions])
         stables = {name: each.stable for name, each in inputs.items()}
         given = partitions.divide(history, stables)
-        first = partitions.resume(held.outputs, given, needed)
-        partitions.skip_before(max(held.joining_at, START if commit is None else commit.point))
+        point = START if commit is None else commit.point
+        first = partitions.resume(held.outputs, given, needed, max(held.joining_at, point))
         known = ReplicaCommit(
             query=self.request.fingerprint,
             plan=self.request.plan.fingerprint,
@@ -330,7 +333,7 @@ class Recovery:
                 OutputPartition(end, records, records, output.stable)
                 for end, records, output in zip(held.ends, held.records, held.outputs, strict=True)
             ),
-            point=START if commit is None else commit.point,
+            point=point,
         )
         return Recovered(inputs, partitions, known, first, self.replayed)
 
@@ -340,6 +343,12 @@ class Recovery:
         if stable == START:
             return dict.fromkeys(self.widths, START)
         return required_history(self.request.plan.plan, stable)
+
+    def _first_fact(self, name: str, needed: int) -> int:
+        """The time of the first fact that may still be there at a time."""
+        source = self.request.sources[name]
+        longest = logical.longest(source)
+        return START if needed == START or longest == INFINITY else needed - longest
 
     async def _ends(self, commit: ReplicaCommit | None) -> dict[TopicPartition, int]:
         """Up to where the history reaches: where the plan before has come, or all there is now."""

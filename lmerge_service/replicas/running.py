@@ -106,9 +106,10 @@ class Replica:
             FencedError: another process has taken the output over.
             TransportError: Kafka cannot be reached, or refuses.
         """
+        # mistakes are found before anything is made, and before anybody is fenced
+        self._check_partitions(self.request.partitions)
         widths, ids, width = await self._prepare()
-        # a mistake is found before anybody is fenced
-        Partitions(self.request.plan, width, self.request.columns)
+        self._check_partitions(width)
         start = await decide(self.request, widths, width)
         if isinstance(start, Continue) and start.commit.has_ended:
             self.phase, self.start = ReplicaPhase.ENDED, start
@@ -145,6 +146,10 @@ class Replica:
             return await self._loop(source, self.transaction, state, stopped)
 
     # --- before it runs -------------------------------------------------------------------------
+
+    def _check_partitions(self, width: int) -> None:
+        """Raises ConfigurationError: the plan has a mistake, or cannot be divided."""
+        Partitions(self.request.plan, width, self.request.columns)
 
     async def _prepare(self) -> tuple[dict[str, int], dict[str, str | None], int]:
         """The widths and ids of the inputs' topics; makes those of the output."""

@@ -1,7 +1,7 @@
 """A query whose plan is switched while it runs, beside what it means."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 
 from lmerge_service.core.snapshots import unsealed
@@ -12,6 +12,7 @@ from lmerge_service.queries.meaning import plans as meaning
 from lmerge_service.queries.physical import Choice, Emit, PhysicalPlan, physical
 from lmerge_service.queries.plan import Query, count, elements, facts, hopping, max_, sum_
 from lmerge_service.queries.plan_switch import RunningQuery
+from lmerge_service.queries.properties import required_history
 from lmerge_service.tdb import TDB
 from tests.queries.promises import not_chatty, snapshot_at
 from tests.queries.streams import interleaved, legal_stream
@@ -21,9 +22,6 @@ ROWS = (("a", 1), ("a", 2), ("b", 1))
 A, B, C = (elements(name, FIELDS) for name in ("a", "b", "c"))
 POINTS = facts("points", time="t", fields=FIELDS)
 LEVELS: tuple[Emit, ...] = ("on_update", "ordered", "on_watermark", "on_close")
-
-Needs = Callable[[str, int], int]
-"""From when on a plan needs the events of a source, to be exact from a time on."""
 
 
 def _joined(left: Query, right: Query) -> Query:
@@ -81,11 +79,6 @@ def plans_of(rng: Random, queries: Sequence[Query]) -> PhysicalPlan:
     return physical(query, emit=rng.choice(LEVELS), choices=chosen)
 
 
-def needs(source: str, before: int) -> int:
-    """What the plans of `EQUIVALENT` need."""
-    return before - 3 if source == "points" and before > START else before
-
-
 def streams_for(
     rng: Random, query: Query, length: int = 10, payloads: Sequence[tuple[object, ...]] = ROWS
 ) -> list[tuple[str, Element]]:
@@ -101,10 +94,9 @@ def streams_for(
 class Switching:
     """A query that runs; whatever it emits is held against the meaning."""
 
-    def __init__(self, plan: PhysicalPlan, need: Needs = needs) -> None:
+    def __init__(self, plan: PhysicalPlan) -> None:
         self.meant = plan.plan
         self.query = RunningQuery(plan)
-        self.need = need
         self.inputs = {name: TDB() for name in logical.sources(plan.plan)}
         self.output = TDB()
         self.emitted: list[Element] = []
@@ -125,12 +117,10 @@ class Switching:
         self.check()
         return [*emitted]
 
-    def history(self) -> dict[str, list[Element]]:
-        """What the plan needs, and no more."""
-        return {
-            name: history_of(tdb, self.need(name, self.query.stable))
-            for name, tdb in self.inputs.items()
-        }
+    def history(self, plan: PhysicalPlan) -> tuple[dict[str, list[Element]], dict[str, int]]:
+        """What the plan needs and no more, and from when on that is."""
+        since = required_history(plan.plan, self.output.stable)
+        return {name: history_of(self.inputs[name], t) for name, t in since.items()}, since
 
     def across(self) -> Counter[object]:
         stable = self.query.stable
@@ -138,14 +128,16 @@ class Switching:
 
     def switch(self, plan: PhysicalPlan) -> list[Element]:
         self.is_unique &= max(self.across().values(), default=0) < 2
-        return self.take(self.query.switch_plan(plan, self.history()))
+        history, reaching = self.history(plan)
+        return self.take(self.query.switch_plan(plan, history, reaching=reaching))
 
     def resume(self, plan: PhysicalPlan) -> list[Element]:
         """Another process, which has the output and nothing else."""
         self.is_unique &= max(self.across().values(), default=0) < 2
         stable = self.output.stable
         live = [event for event in self.output if event.ve >= stable]
-        self.query, emitted = RunningQuery.resume(plan, live, stable, self.history())
+        history, reaching = self.history(plan)
+        self.query, emitted = RunningQuery.resume(plan, live, stable, history, reaching=reaching)
         return self.take(emitted)
 
     def restart(self) -> None:

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from lmerge_service.core import Policy, lmerge
-from lmerge_service.elements import INFINITY, START, Adjust, Insert, Stable
+from lmerge_service.elements import INFINITY, Adjust, Insert, Stable
 from lmerge_service.errors import ConfigurationError, StateError
 from lmerge_service.queries.live_events import LiveEvents
 from lmerge_service.queries.physical import physical
@@ -16,6 +16,7 @@ from tests.queries.composed import drawn
 from tests.queries.promises import seeds
 from tests.queries.switching import (
     EQUIVALENT,
+    ROWS,
     A,
     B,
     Switching,
@@ -35,7 +36,8 @@ def test_plans_switched_at_any_time_mean_one_query(name: str, seeds: range) -> N
         rng = Random(seed)
         run = Switching(plans_of(rng, queries))
         often = rng.choice((0.1, 0.3))
-        for source, element in streams_for(rng, queries[0]):
+        rows = rng.choice((ROWS, ROWS[:1]))
+        for source, element in streams_for(rng, queries[0], payloads=rows):
             run.feed(source, [element])
             draw = rng.random()
             if draw < often:
@@ -52,7 +54,7 @@ def test_random_queries_switch_between_physical_plans(seeds: range) -> None:
     for seed in seeds:
         rng = Random(seed)
         query = drawn(rng, rng.randrange(1, 4))
-        run = Switching(plans_of(rng, [query]), whole)
+        run = Switching(plans_of(rng, [query]))
         for source, element in streams_for(rng, query, length=8):
             run.feed(source, [element])
             if rng.random() < 0.25:
@@ -140,11 +142,6 @@ def test_restored_in_the_midst_of_a_switch_it_goes_on_alike(seeds: range) -> Non
 
 
 # Literally
-
-
-def whole(_: str, __: int) -> int:
-    """The need of any plan: everything."""
-    return START
 
 
 def test_an_event_across_the_stable_point_keeps_its_start() -> None:
@@ -262,6 +259,13 @@ def test_plans_that_cannot_go_on_are_refused_and_the_query_stays() -> None:
         query.switch_plan(physical(A.rename(m="n")), {"a": []})
     with pytest.raises(ConfigurationError, match="'b', of which no history is given; there is 'a'"):
         query.switch_plan(physical(A.union(B)), {"a": []})
+    least = (
+        r"'a' has its events with ve >= 6; to go on at stable\(5\) the plan needs its events with"
+    )
+    with pytest.raises(ConfigurationError, match=f"{least} ve >= 5"):
+        query.switch_plan(physical(A.distinct()), {"a": []}, reaching={"a": 6})
+    with pytest.raises(ConfigurationError, match="needs all its events"):
+        query.switch_plan(physical(A.last_rows(1)), {"a": []}, reaching={"a": 0})
     assert query.snapshot() == before
 
 

@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from lmerge_service.formats.dialects import Written
 from lmerge_service.formats.headers import incarnation_of
 from lmerge_service.formats.wire import WireDecoder
@@ -81,9 +79,10 @@ def send_facts(
 
     def written(fact: Fact) -> Sequence[Written]:
         if fact is END:
-            return [Written(None, msgspec.json.encode(fact), everywhere=True)]
+            return [Written(None, json.dumps(fact).encode(), everywhere=True)]
         key = str(fact.get("id")).encode()
-        return [Written(key, msgspec.json.encode(fact), fact.get("time"))]
+        time = fact.get("time")  # of a record it must be one that Kafka takes
+        return [Written(key, json.dumps(fact).encode(), time if 0 <= (time or 0) < 2**40 else None)]
 
     asyncio.run(
         publish(

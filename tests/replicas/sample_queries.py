@@ -42,6 +42,7 @@ joined = (
     .select("at", "n")
     .join(sky.window(80).select("at", wind=col.n), on="at")
 )
+latest = calls.by("at").last_rows(1)
 once = keyed.select("id", "at")
 raising = calls.flat_map("sample_queries:explode", {"n": int})
 busy = elements("windows", {"at": str, "calls": int, "n": int, "most": int}).where(col.calls > 1)

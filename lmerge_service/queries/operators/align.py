@@ -32,13 +32,13 @@ emitted. B = 0 holds nothing. B = INFINITY emits final events in order and no ad
     ([Stable(vc=5)], [Insert(payload='b', vs=5, ve=8), Stable(vc=9)])
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from lmerge_service.core.cleanse import Cleanse
 from lmerge_service.core.snapshots import hashable, portable
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
-from lmerge_service.queries.operators.protocol import Changes, Operator
+from lmerge_service.queries.operators.protocol import Changes, Operator, Skip
 from lmerge_service.queries.order import payload_order
 
 __all__ = ("Align",)
@@ -67,6 +67,12 @@ class Align(Operator):
 
     def __len__(self) -> int:
         return len(self._held)
+
+    def skip_before(self, skip: Skip) -> Sequence[Skip | None]:
+        return [skip] * self.ports
+
+    def emits_inserts_only(self, inputs: Sequence[bool]) -> bool:
+        return all(inputs)
 
     def process_batch(self, elements: Iterable[Element], port: int = 0) -> list[Element]:
         """As for every operator; the stable rises also when data releases what it waited for."""

@@ -33,7 +33,7 @@ What clipped an event before m does so for good, so that later adjusts of that e
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from lmerge_service.core.breaches import BreachKind
@@ -41,7 +41,7 @@ from lmerge_service.core.expiry import Expiry
 from lmerge_service.core.snapshots import hashable, portable
 from lmerge_service.elements import INFINITY, START, Adjust, Insert
 from lmerge_service.queries.event_index import EventIndex
-from lmerge_service.queries.operators.protocol import Changes
+from lmerge_service.queries.operators.protocol import Changes, Skip
 from lmerge_service.queries.operators.reversible import Reversible
 
 __all__ = ("Clip",)
@@ -83,6 +83,10 @@ class Clip(Reversible):
             assert self.stable <= group.due(), f"{key!r} holds what is final"
             assert self._expiry.due(key) <= group.due(), f"{key!r} is forgotten too late"
             group.check(self.stable)
+
+    def skip_before(self, skip: Skip) -> Sequence[Skip | None]:
+        """A row is no longer than its left event; where right ones start clips later left ones."""
+        return [skip, None]
 
     def _insert(self, element: Insert[Any], port: int, changes: Changes) -> None:
         payload, vs, ve = element.payload, element.vs, element.ve

@@ -40,7 +40,7 @@ stable, or others, come near. That changes when windows are emitted, and not wha
      Insert(payload=(1,), vs=0, ve=10), Insert(payload=(1,), vs=5, ve=15), Stable(vc=5)]
 """
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import gcd
@@ -54,7 +54,7 @@ from lmerge_service.errors import ConfigurationError
 from lmerge_service.queries.aggregates import Aggregate
 from lmerge_service.queries.modules import Application
 from lmerge_service.queries.operators.aggregate_use import Added, AggregateUse, added_facts
-from lmerge_service.queries.operators.protocol import Changes
+from lmerge_service.queries.operators.protocol import Changes, Skip
 from lmerge_service.queries.operators.scheduling import Holding, Scheduled
 from lmerge_service.queries.operators.windowing import (
     NO_ROWS,
@@ -131,7 +131,7 @@ class GridWindows(WindowOperator):
 
     __slots__ = (
         *("_closed", "_closing", "_dirty", "_holding", "_leap", "_live"),
-        *("_passed", "_producing", "_sums", "_waiting", "_windows", "grid"),
+        *("_passed", "_producing", "_skipped", "_sums", "_waiting", "_windows", "grid"),
     )
 
     def __init__(
@@ -166,10 +166,28 @@ class GridWindows(WindowOperator):
         """(window, group) that this batch closes."""
         self._passed: list[int] = []
         """The windows whose end the stable point passes in this batch."""
+        self._skipped: list[tuple[int, int]] = []
+        """(first, end) of ranges of windows that had not begun when they were said not to matter:
+        nothing is folded into them, and nothing emitted of them."""
 
     def __len__(self) -> int:
         cells = sum(len(groups) for groups in self._windows.values())
         return cells + len(self._waiting) + len(self._live)
+
+    def skip_before(self, skip: Skip) -> Sequence[Skip | None]:
+        """A window that ends before does not matter, whatever is in it; one that may have been
+        emitted is revised to the end. A module may give rows other ends: it needs all."""
+        if self._sums is None:
+            return [None]
+        size, since = self.grid.size, skip.since
+        if self.emit != "on_close":
+            since = max(since, self.max_event_time + 1)
+            if since < skip.before - size:
+                self._skipped.append((since, skip.before - size))
+        return [Skip(skip.before - size + 1, since if since == START else since + size)]
+
+    def _skips(self, start: int) -> bool:
+        return any(first <= start < end for first, end in self._skipped)
 
     # --- applying: all of it journaled --------------------------------------------------------
 
@@ -225,6 +243,8 @@ class GridWindows(WindowOperator):
         assert self._sums is not None
         cells = []
         for window in self.grid.of_pane(start):
+            if self._skipped and self._skips(window):
+                continue
             cells.append(self._cell(window, group))
             self._dirty[window, group] = START
         added = added_facts(self._sums, facts)
@@ -344,6 +364,8 @@ class GridWindows(WindowOperator):
 
     def _alter(self, start: int, group: Any, item: Any, by: int, sync: int) -> None:
         """Adds an item to a window, or removes it, by an element of this sync time."""
+        if self._skipped and self._skips(start):
+            return
         self._move(self._cell(start, group), item, by, (group, self._window(start)))
         key = (start, group)
         self._dirty[key] = min(sync, self._dirty.get(key, sync))
@@ -379,7 +401,7 @@ class GridWindows(WindowOperator):
         to change has it."""
         if self._next(vs) < ve and (group, value, vs, ve) not in self._waiting:
             return False
-        if not windows or windows[0] >= ve:
+        if not windows or windows[0] >= ve or self._skips(windows[0]):
             return True
         cell = self._windows.get(windows[0], {}).get(group)
         if cell is None or self._use.persistent or self._sums is not None:
@@ -480,13 +502,16 @@ class GridWindows(WindowOperator):
         if point == INFINITY:
             self._forget_all()
             return INFINITY
+        if self._skipped:
+            size = self.grid.size
+            self._skipped = [each for each in self._skipped if each[1] + size > point]
         if point == START or (self._use.time_bound and self.emit == "on_update"):
             return point
         held = self._holding.least() if self._use.sees_ends else INFINITY
         return min(point, self.grid.first(point), held)
 
     def _forget_all(self) -> None:
-        for held in (self._waiting, self._live, self._windows):
+        for held in (self._waiting, self._live, self._windows, self._skipped):
             held.clear()
         self._holding = Holding()
 
@@ -497,7 +522,8 @@ class GridWindows(WindowOperator):
             for start, groups in self._windows.items()
             for group, cell in groups.items()
         ]
-        return [self.max_event_time, cells, self._saved(self._waiting), self._saved(self._live)]
+        waiting, live = self._saved(self._waiting), self._saved(self._live)
+        return [self.max_event_time, cells, waiting, live, self._skipped]
 
     def _saved(self, events: Scheduled[_Event]) -> list[Any]:
         saved = self._use.saved_value
@@ -508,7 +534,8 @@ class GridWindows(WindowOperator):
 
     def _load(self, state: Any) -> None:
         self._forget_all()
-        self.max_event_time, cells, waiting, live = state
+        self.max_event_time, cells, waiting, live, skipped = state
+        self._skipped = [(first, end) for first, end in skipped]
         for start, group, *cell in cells:
             self._windows.setdefault(start, {})[hashable(group)] = Cell.loaded(cell, self._use)
         size, point, reached = self.grid.size, self.stables[0], self.max_event_time

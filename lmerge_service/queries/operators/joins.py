@@ -33,14 +33,14 @@ The output is in order of vs only if the inputs are consumed in that order.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final, TypeAlias
 
 from lmerge_service.core.breaches import BreachKind
 from lmerge_service.core.expiry import Expiry
 from lmerge_service.core.snapshots import hashable, portable
 from lmerge_service.elements import INFINITY, Adjust, Insert
-from lmerge_service.queries.operators.protocol import Changes
+from lmerge_service.queries.operators.protocol import Changes, Skip
 from lmerge_service.queries.operators.reversible import Reversible
 
 __all__ = ("Join", "pair")
@@ -85,6 +85,13 @@ class Join(Reversible):
     def __len__(self) -> int:
         """How many events both sides hold."""
         return self._sides[0].count + self._sides[1].count
+
+    def skip_before(self, skip: Skip) -> Sequence[Skip | None]:
+        """A row is no longer than either of its events, and begins with one of them."""
+        return [skip, skip]
+
+    def emits_inserts_only(self, inputs: Sequence[bool]) -> bool:
+        return all(inputs)
 
     def check(self) -> None:
         """Asserts the invariants of both sides, and that they hold what the retention rule names

@@ -48,11 +48,12 @@ that it accepts; a stable point beyond it is moved back to the last finite time.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from lmerge_service.elements import INFINITY, START, Adjust, Insert
-from lmerge_service.queries.operators.protocol import Changes
+from lmerge_service.queries.operators.protocol import Changes, Skip
 from lmerge_service.queries.operators.stateless import Stateless
 from lmerge_service.queries.times import ceiled, floored, moved
 
@@ -348,6 +349,10 @@ class AlterLifetime(Stateless):
         super().__init__()
         self.lifetime = lifetime
         self._image = lifetime.image
+
+    def skip_before(self, skip: Skip) -> Sequence[Skip | None]:
+        before = self.lifetime.required_history(skip.before)
+        return [Skip(before) if before > START and skip.since == START else None]
 
     def check(self) -> None:
         """Asserts that the stable point follows its rule."""

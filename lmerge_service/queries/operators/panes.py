@@ -25,7 +25,7 @@ Cost
     [Insert(payload=(0, 6, 'a'), vs=0, ve=10), Insert(payload=(5, 6, 'a'), vs=5, ve=15)]
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from heapq import heappop, heappush
 from typing import Any
 
@@ -36,7 +36,7 @@ from lmerge_service.errors import ConfigurationError
 from lmerge_service.queries.aggregates import Aggregate
 from lmerge_service.queries.operators.aggregate_use import added_facts, key_and_values
 from lmerge_service.queries.operators.grids import Grid, GridWindows
-from lmerge_service.queries.operators.protocol import Changes, Operator
+from lmerge_service.queries.operators.protocol import Changes, Operator, Skip
 from lmerge_service.queries.operators.snapshots import Snapshots
 from lmerge_service.queries.operators.windowing import NO_ROWS, Cell, Emit
 from lmerge_service.queries.times import finite
@@ -75,6 +75,10 @@ class PaneWindows(GridWindows):
 
     def __len__(self) -> int:
         return super().__len__() + sum(len(groups) for groups in self._panes.values())
+
+    def skip_before(self, skip: Skip) -> Sequence[Skip | None]:
+        """A pane is of several windows, and whole for each."""
+        return super().skip_before(skip) if self.emit == "on_close" else [None]
 
     def _fold(self, start: int, group: Any, facts: list[Insert[Any]]) -> None:
         added = added_facts(self._aggregate, facts)

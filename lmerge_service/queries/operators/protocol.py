@@ -23,8 +23,8 @@ have emitted with what it has; that is what makes batches cheap and their output
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -34,7 +34,7 @@ from lmerge_service.elements import START, Adjust, Element, Insert, Stable
 from lmerge_service.errors import StateError
 from lmerge_service.queries.netting import Data, net_change
 
-__all__ = ("Changes", "Operator")
+__all__ = ("Changes", "Operator", "Skip")
 
 _VERSION: Final = 1
 
@@ -48,6 +48,14 @@ class _Saved(msgspec.Struct, array_like=True):
     stables: list[int]
     stable: int
     state: Any
+
+
+class Skip(NamedTuple):
+    """Which events of a stream may be left out, if their ends are final: those with ve < `before`
+    and vs >= `since`."""
+
+    before: int
+    since: int = START
 
 
 class Operator(ABC):
@@ -100,6 +108,19 @@ class Operator(ABC):
             self.stable = stable
             emitted.append(Stable(stable))
         return emitted
+
+    def skip_before(self, skip: Skip) -> Sequence[Skip | None]:
+        """Such events of the output do not matter any more. Returns which events of each input do
+        not matter therefore; None where all do. What was emitted is revised as ever.
+
+        An operator without exact starts needs its input whole: without older events, those that
+        matter would start at another time.
+        """
+        return [None] * self.ports
+
+    def emits_inserts_only(self, inputs: Sequence[bool]) -> bool:
+        """Whether it revises nothing, `inputs` being which of its inputs are revised by nothing."""
+        return False
 
     def snapshot(self) -> bytes:
         """The state, behind a digest; not what was refused.

@@ -53,7 +53,7 @@ Cost
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, get_args
 
 from lmerge_service.core.breaches import BreachKind
@@ -156,6 +156,9 @@ class Snapshots(Operator):
 
     def __len__(self) -> int:
         return self._held + self._drawing.rows
+
+    def emits_inserts_only(self, inputs: Sequence[bool]) -> bool:
+        return self._emit == "on_close"
 
     def process_batch(self, elements: Iterable[Element], port: int = 0) -> list[Element]:
         """As for every operator."""

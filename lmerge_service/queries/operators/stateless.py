@@ -26,12 +26,12 @@ Cost
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 from lmerge_service.elements import Adjust, Element, Insert, Stable
 from lmerge_service.queries.netting import net_change
-from lmerge_service.queries.operators.protocol import Changes, Operator
+from lmerge_service.queries.operators.protocol import Changes, Operator, Skip
 
 __all__ = ("FlatMap", "Project", "Select", "Stateless")
 
@@ -43,6 +43,12 @@ class Stateless(Operator):
 
     def __len__(self) -> int:
         return 0
+
+    def skip_before(self, skip: Skip) -> Sequence[Skip | None]:
+        return [skip] * self.ports
+
+    def emits_inserts_only(self, inputs: Sequence[bool]) -> bool:
+        return all(inputs)
 
     def process_batch(self, elements: Iterable[Element], port: int = 0) -> list[Element]:
         """As for every operator."""

@@ -19,10 +19,11 @@ Cost
     ([], [Stable(vc=3)])
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from lmerge_service.elements import Adjust, Insert
-from lmerge_service.queries.operators.protocol import Changes, Operator
+from lmerge_service.queries.operators.protocol import Changes, Operator, Skip
 
 __all__ = ("Union",)
 
@@ -38,6 +39,12 @@ class Union(Operator):
 
     def __len__(self) -> int:
         return 0
+
+    def skip_before(self, skip: Skip) -> Sequence[Skip | None]:
+        return [skip] * self.ports
+
+    def emits_inserts_only(self, inputs: Sequence[bool]) -> bool:
+        return all(inputs)
 
     def _insert(self, element: Insert[Any], port: int, changes: Changes) -> None:
         changes.append(element)

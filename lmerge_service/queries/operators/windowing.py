@@ -144,6 +144,9 @@ class WindowOperator(Operator):
             emitted.append(Stable(stable))
         return emitted
 
+    def emits_inserts_only(self, inputs: Sequence[bool]) -> bool:
+        return self.emit == "on_close"
+
     def _applied(self, elements: Iterable[Element]) -> int:
         """Applies the data; returns the greatest stable point."""
         point = self.stables[0]

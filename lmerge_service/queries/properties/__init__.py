@@ -9,7 +9,7 @@ from lmerge_service.queries.properties.history import (
 )
 from lmerge_service.queries.properties.keys import Keys, keys
 from lmerge_service.queries.properties.partitioning import partition_columns
-from lmerge_service.queries.properties.streams import case, stream_properties
+from lmerge_service.queries.properties.streams import case, stream_properties, why
 
 __all__ = (
     "Keys",
@@ -20,4 +20,5 @@ __all__ = (
     "partition_columns",
     "required_history",
     "stream_properties",
+    "why",
 )

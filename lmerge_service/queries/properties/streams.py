@@ -21,7 +21,7 @@ Invariants
     P1  No plan claims what a prefix of its output lacks, whatever legal streams come in (S2).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from lmerge_service.core.case import Case
@@ -32,7 +32,7 @@ from lmerge_service.queries.logical import Apply, Node, Top
 from lmerge_service.queries.physical import Choice, PhysicalPlan
 from lmerge_service.queries.properties.keys import keys
 
-__all__ = ("case", "stream_properties")
+__all__ = ("case", "stream_properties", "why")
 
 _FACTS = StreamProperties(revises=False)
 _ANYTHING = StreamProperties()
@@ -45,6 +45,24 @@ def case(plans: Iterable[PhysicalPlan]) -> Case:
         ValueError: there are no plans.
     """
     return weakest(map(stream_properties, plans))
+
+
+def why(plans: Sequence[PhysicalPlan]) -> str:
+    """What keeps the case of plans from being a stronger one, with the numbers of plans, from 1."""
+    found = [stream_properties(plan) for plan in plans]
+    missing = (
+        ("no key", [each.key for each in found]),
+        ("revisions", [not each.revises for each in found]),
+        ("no order", [each.ordered for each in found]),
+        ("starts that are equal", [each.strictly_ordered for each in found]),
+    )
+    at = {Case.R4: missing[:1], Case.R3: missing[1:3], Case.R2: missing[3:], Case.R1: missing[3:]}
+    lacks = [
+        f"{what} in plan {', '.join(str(n) for n, has in enumerate(holds, 1) if not has)}"
+        for what, holds in at.get(case(plans), ())
+        if not all(holds)
+    ]
+    return "; ".join(lacks) or "strict order, no revisions"
 
 
 def stream_properties(plan: PhysicalPlan) -> StreamProperties:
