@@ -8,16 +8,19 @@ import pytest
 from pyspark.sql.streaming.tws_tester import TwsTester
 
 from lmerge_service.elements import Element
-from lmerge_service.errors import ConfigurationError
+from lmerge_service.errors import ConfigurationError, StateError
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.queries import logical
 from lmerge_service.queries.expressions import col, udf
 from lmerge_service.queries.physical import Choice, physical
 from lmerge_service.queries.plan import count, elements, facts, tumbling
 from lmerge_service.queries.properties import partition_columns
+from lmerge_service.spark.queries.stage_bucket import StageBucket, StageSettings
 from lmerge_service.spark.queries.stage_processor import StageProcessor, StageTask, Target
 from lmerge_service.spark.queries.stages import stages
+from lmerge_service.spark.state import run
 from tests.queries.promises import seeds
+from tests.spark.merge.batches import Memory, fresh_cache
 from tests.spark.queries.stage_runs import (
     QUERIES,
     Simulation,
@@ -67,6 +70,62 @@ def test_how_batches_are_cut_changes_no_state() -> None:
                 simulation.run(batch)
             streams.append(simulation.streams)
         assert streams[0] == streams[1], name
+
+
+@seeds(10)
+def test_a_bucket_goes_on_from_what_is_kept_whatever_dies(seeds: range) -> None:
+    """Workers that lack batches, have others, or died; batches that fail and are run again."""
+    for seed in seeds:
+        rng = Random(seed)
+        query = rng.choice([hourly, QUERIES["two branches"]])
+        topics = random_topics(rng, query, 25)
+        staged = query_of(physical(query), topics, 2)
+        settings = StageSettings(staged.stages[0], staged.widths, staged.buckets)
+        simulation = Simulation(staged, Random(seed))
+        memories, workers = [Memory(), Memory()], [fresh_cache(), fresh_cache()]
+        least_log = rng.choice((0, 300, 1 << 20))
+        for batch in batches_of(topics, rng, 8):
+            before = [len(stream) for stream in simulation.streams]
+            simulation.run(batch)
+            given = simulation.of_sources(0, batch)
+            for number, chunks in enumerate(given):
+                if not chunks:
+                    continue
+                for real in (False, True) if rng.random() < 0.3 else (True,):
+                    memory = memories[number] if real else memories[number].copy()
+                    worker = rng.choice(workers)
+                    if rng.random() < 0.1:
+                        worker.clear()
+                    rng.shuffle(chunks)
+                    bucket, result = run(
+                        memory,
+                        str(seed),
+                        number,
+                        lambda: StageBucket(settings),  # noqa: B023
+                        0,
+                        chunks,
+                        cache=worker,
+                        least_log=least_log,
+                    )
+                    assert result.first == before[number] + 1
+                    assert result.elements == simulation.streams[number][before[number] :]
+                    assert bucket.emitted == len(simulation.streams[number])
+
+
+def test_a_source_that_gets_more_partitions_and_state_that_is_damaged_are_refused() -> None:
+    topics = random_topics(Random(1), hourly, 9, 3)
+    staged = query_of(physical(hourly), topics, 1)
+    chunks = Simulation(staged, Random(1)).of_sources(0, batches_of(topics, Random(1), 99)[0])[0]
+    narrow = StageBucket(StageSettings(staged.stages[0], {"flights": 2}, 1))
+    with pytest.raises(StateError, match=r"^flights has more than the 2 partitions that it had"):
+        narrow.take(0, chunks)
+    bucket = StageBucket(StageSettings(staged.stages[0], staged.widths, 1))
+    pages = b"".join(bucket.pages())
+    with pytest.raises(StateError, match="damaged"):
+        bucket.load([pages[:-1]], 0, ())
+    other = query_of(physical(hourly, emit="on_close"), topics, 1)
+    with pytest.raises(StateError, match="the snapshot is of the plan"):
+        StageBucket(StageSettings(other.stages[0], staged.widths, 1)).load([pages], 0, ())
 
 
 @seeds(4)
