@@ -85,14 +85,14 @@ def check_skipping(rng: Random, query: Query, plan: Any) -> tuple[int, Network]:
 
 @NAMES
 @pytest.mark.parametrize("emit", LEVELS)
-@seeds(6)
+@seeds(3)
 def test_what_is_left_out_does_not_matter(name: str, emit: Emit, seeds: range) -> None:
     query = QUERIES[name]
     for seed in seeds:
         check_skipping(Random(seed), query, physical(query, emit=emit))
 
 
-@seeds(25)
+@seeds(12)
 def test_random_plans_leave_out_what_does_not_matter(seeds: range) -> None:
     for seed in seeds:
         rng = Random(seed)
@@ -101,7 +101,7 @@ def test_random_plans_leave_out_what_does_not_matter(seeds: range) -> None:
 
 
 @NAMES
-@seeds(4)
+@seeds(2)
 def test_a_merge_with_feedback_has_the_output_of_one_without(name: str, seeds: range) -> None:
     query = QUERIES[name]
     for seed in seeds:
@@ -132,7 +132,7 @@ def test_a_merge_with_feedback_has_the_output_of_one_without(name: str, seeds: r
         assert outputs[0] == outputs[1]
 
 
-@seeds(20)
+@seeds(10)
 def test_plans_are_switched_under_feedback(seeds: range) -> None:
     for seed in seeds:
         rng = Random(seed)
