@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from lmerge_service.cli.run import _log
+from lmerge_service.cli.run import log_to_stderr
 
 SOURCES = [
     path
@@ -67,7 +67,7 @@ def test_a_replicas_event_names_the_replica_and_a_place_is_whole() -> None:
 def test_what_is_bound_to_the_context_is_in_every_line(capsys: pytest.CaptureFixture[str]) -> None:
     before = structlog.get_config()
     try:
-        _log(as_json=True)
+        log_to_stderr(as_json=True)
         with structlog.contextvars.bound_contextvars(merge="m", worker="w", task=3):
             structlog.get_logger().info("running", case="R3")
     finally:
