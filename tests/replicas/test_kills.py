@@ -116,8 +116,10 @@ def kill_loop(
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "plan"),
-    [("windows", 1), ("windows", 3), ("bag", 1), ("bag", 2), ("alive", 1), ("alive", 2)]
-    + [("joined", 1), ("joined", 2), ("once", 1)],
+    [
+        *(("windows", 1), ("windows", 3), ("bag", 1), ("bag", 2), ("alive", 1), ("alive", 2)),
+        *(("joined", 1), ("joined", 2), ("once", 1)),
+    ],
 )
 def test_a_replica_that_is_killed_at_any_moment_loses_and_repeats_nothing(
     name: str, plan: int, bootstrap: str, topic_name: TopicName
