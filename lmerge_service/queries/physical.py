@@ -41,6 +41,7 @@ from typing import Literal as OneOf
 
 import msgspec
 
+from lmerge_service.elements import INFINITY
 from lmerge_service.errors import ConfigurationError, ModuleError
 from lmerge_service.queries import aggregates, logical, modules
 from lmerge_service.queries.compiling import (
@@ -114,7 +115,7 @@ _AS_THE_PLAN: Final = Choice()
 _NO_PLAN: Final = "there are no windows {0.windows!r}; there is grid, panes, expand"
 _NO_WINDOWS: Final = {
     "panes": "panes are for aggregates in windows over events of length 1, not for {1}",
-    "expand": "expand is for aggregates in windows, not for {1}",
+    "expand": "expand is for aggregates in windows over events that end, not for {1}",
 }
 _GROUP: Final = "group"
 """The source of a plan that is applied to each group."""
@@ -181,8 +182,11 @@ def window_plans(node: Node) -> tuple[WindowPlan, ...]:
     """How a node can compute windows; "grid" alone, which is the default, of other nodes too."""
     if not isinstance(node, logical.Windows) or isinstance(node.results, Apply):
         return ("grid",)
-    if logical.longest(node.of) == 1:
-        return ("grid", "panes", "expand")
+    match logical.longest(node.of):
+        case 1:
+            return ("grid", "panes", "expand")
+        case endless if endless == INFINITY:
+            return ("grid",)
     return ("grid", "expand")
 
 

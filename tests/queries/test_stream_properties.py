@@ -171,6 +171,21 @@ STEPS = (
     *(lambda q: q.left_join(KEYED.rename(m="n"), "k"), lambda q: q.quantise(3)),
     lambda q: q.full_join(KEYED.rename(m="n"), "k", where=col.m > col.n),
     lambda q: q.select("k"),
+    *(lambda q: q.extend(6).anti_join(one, "k"), lambda q: q.extend(6).semi_join(one, "k")),
+    lambda q: q.starts().windows(hopping(6, every=2)).by("k").aggregate(n=count()).anti_join(
+        points, "k"
+    ),
+    *(lambda q: q.extend(6).clip(points, "k"), lambda q: q.extend(6).except_(one)),
+    *(lambda q: q.extend(3), lambda q: q.shift(2), lambda q: q.shorten(1), lambda q: q.last()),
+    lambda q: q.right_join(
+        two.by("k").aggregate(m=count()).rename(other="k"), {"k": "other"}, where=col.n > 1
+    ),
+    lambda q: two.by("k").aggregate(m=count()).left_join(
+        q.rename(other="k"), {"k": "other"}, where=col.n > 1
+    ),
+    *(lambda q: q.intersect_all(one), lambda q: q.except_all(two), lambda q: q.union_max(two)),
+    *(lambda q: q.coalesce(), lambda q: q.union(points), lambda q: q.ends(), lambda q: q.deletes()),
+    *(lambda q: q.right_join(one.distinct().rename(m="n"), "k"), lambda q: q.hop(3, 4)),
 )  # fmt: skip
 """Steps whose results have an order or a key, or lose it."""
 
