@@ -2,7 +2,7 @@
 `lmerge query run topologies/flights.py:NAME`; `lmerge query feed` publishes the facts."""
 
 from lmerge_service.queries.expressions import col
-from lmerge_service.queries.plan import count, facts, hopping, max_, sum_, tumbling
+from lmerge_service.queries.plan import count, elements, facts, hopping, max_, sum_, tumbling
 
 MINUTE = 60_000
 HOUR = 60 * MINUTE
@@ -60,3 +60,11 @@ weather = (
         known.where(col.fact == "weather").select("origin", *WEATHER).quantise(HOUR), on="origin"
     )
 )
+
+# Departures an hour late and more: equal events, case R4.
+late = departed.where(col.delay > 60).select("origin", "carrier")
+
+# Of what a merge of `delays` publishes, the hours with many departures.
+busy = elements(
+    "delays.merged", {"origin": str, "flights": int, "delay": int, "longest": int}
+).where(col.flights > 20)

@@ -79,15 +79,21 @@ class Files:
 
 
 def check(
-    spark: SparkSession, folder: Path, query: Query, plan: PhysicalPlan, native: bool = False
+    spark: SparkSession,
+    folder: Path,
+    query: Query,
+    plan: PhysicalPlan,
+    native: bool = False,
+    most: int = 30,
 ) -> list[list[Element]]:
-    """The output of a plan that is stopped midway, against what the query means."""
+    """The output of a plan that is stopped midway, in batches of at most so many facts of each
+    partition, against what the query means."""
     topics = random_topics(Random(3), query, 50)
-    batches = batches_of(topics, Random(5), 30)
+    batches = batches_of(topics, Random(5), most)
     files = Files(spark, folder, [*topics], native)
     staged = query_of(plan, topics, 2, str(folder), tasks=2)
     half = len(batches) // 2
-    for some in (batches[:half], batches[half:]):
+    for some in filter(None, (batches[:half], batches[half:])):
         files.write(some)
         files.run(staged, native)
     streams = files.streams(2)
