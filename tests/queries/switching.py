@@ -68,7 +68,7 @@ def plans_of(rng: Random, queries: Sequence[Query]) -> PhysicalPlan:
     """A physical plan of one of these queries."""
     query = rng.choice(queries)
     if query is _WINDOWED:
-        level = rng.choice((None, "on_watermark", "on_close"))
+        level: Emit | None = rng.choice((None, "on_watermark", "on_close"))
         chosen = {query: Choice(emit=level, windows=rng.choice(("grid", "panes")))}
         return physical(query, choices=chosen, align=rng.choice((None, None, 2)))
     chosen = {

@@ -7,7 +7,7 @@ from time import process_time
 import pytest
 
 from lmerge_service.core import Policy, lmerge
-from lmerge_service.elements import INFINITY, Adjust, Insert, Stable
+from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.errors import ConfigurationError, StateError
 from lmerge_service.queries.expressions import col
 from lmerge_service.queries.live_events import LiveEvents
@@ -75,7 +75,7 @@ def test_batches_and_what_of_them_is_switched(name: str, seeds: range) -> None:
         left = streams_for(rng, queries[0], length=16)
         while left:
             source, size = left[0][0], rng.choice((1, 3, 6))
-            batch = []
+            batch: list[Element] = []
             while left and left[0][0] == source and len(batch) < size:
                 batch.append(left.pop(0)[1])
             run.feed(source, batch)
@@ -150,7 +150,7 @@ def test_restored_in_the_midst_of_a_switch_it_goes_on_alike(seeds: range) -> Non
 def test_an_event_across_the_stable_point_keeps_its_start() -> None:
     run = Switching(physical(A.distinct()))
     row = ("x", 1)
-    given = [Insert(row, 2, 5), Insert(row, 4, 9), Insert(row, 8, 11), Stable(6)]
+    given: list[Element] = [Insert(row, 2, 5), Insert(row, 4, 9), Insert(row, 8, 11), Stable(6)]
     assert run.feed("a", given) == [Insert(row, 2, 11), Stable(6)]
     # Without [2, 5), which the new plan does not need, its event starts at 4.
     assert run.switch(physical(A.distinct())) == []
@@ -210,7 +210,9 @@ def test_of_events_with_equal_payloads_each_continues_one() -> None:
 
 def test_a_query_resumes_from_its_output_alone() -> None:
     counted = A.by("k").aggregate(n=count())
-    history = {"a": [Insert(("x", 1), 4, 9), Insert(("x", 2), 5, 7), Stable(6)]}
+    history: dict[str, list[Element]] = {
+        "a": [Insert(("x", 1), 4, 9), Insert(("x", 2), 5, 7), Stable(6)]
+    }
     output = [(("x", 1), 2, 5), (("x", 2), 3, 9)]  # the second was two events before [4, 9)
     query, emitted = RunningQuery.resume(physical(counted), output[1:], 6, history)
     assert emitted == [Adjust(("x", 2), 3, 9, 7), Insert(("x", 1), 7, 9)]
@@ -246,7 +248,7 @@ def test_a_snapshot_has_the_output_for_any_plan() -> None:
     output = saved_output(saved)
     output.apply([])
     assert (list(output), output.stable) == ([], 5)
-    history = {"a": [Insert(("x", 1), 6, 9), Stable(5)]}
+    history: dict[str, list[Element]] = {"a": [Insert(("x", 1), 6, 9), Stable(5)]}
     _, emitted = RunningQuery.resume(physical(counted), output, output.stable, history)
     assert emitted == [Insert(("x", 1), 6, 9)]
     for damaged in (b"", saved[:-1], bytes(64)):
@@ -291,9 +293,9 @@ def test_live_events_are_swept_now_and_then() -> None:
 @pytest.mark.deep
 def test_a_hundred_thousand_live_events_are_switched_in_a_second() -> None:
     query, number = A.where(col.n >= 0), 100_000
-    events = [Insert((f"k{n}", n), n % 1_000, 2_000 + n) for n in range(number)]
+    events: list[Element] = [Insert((f"k{n}", n), n % 1_000, 2_000 + n) for n in range(number)]
     running = RunningQuery(physical(query))
-    history = {"a": [*events, Stable(1_500)]}
+    history: dict[str, list[Element]] = {"a": [*events, Stable(1_500)]}
     running.process_batch("a", history["a"])
     taken = []
     for _ in range(5):

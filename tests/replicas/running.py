@@ -7,7 +7,7 @@ import signal
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lmerge_service.formats.dialects import Written
 from lmerge_service.formats.headers import incarnation_of
@@ -24,7 +24,7 @@ from lmerge_service.queries.logical import Source as FactsSource
 from lmerge_service.queries.logical import schema_of, sources
 from lmerge_service.queries.meaning.plans import meaning
 from lmerge_service.queries.plan import Query
-from lmerge_service.queries.rows import Refusal
+from lmerge_service.queries.rows import Refusal, Row
 from lmerge_service.replicas.commit_record import ReplicaCommit, state_topic
 from lmerge_service.tdb import TDB, reconstitute
 from tests.cli.conftest import LMERGE, environment
@@ -109,7 +109,8 @@ def meant(query: Query, given: Mapping[str, Iterable[Fact]]) -> TDB:
             if not isinstance(event, Refusal)
         )
     schema = schema_of(query.plan)
-    return TDB((schema.payload(p), vs, ve) for p, vs, ve in meaning(query.plan, tdbs))
+    found = cast(Iterable[tuple[Row, int, int]], meaning(query.plan, tdbs))
+    return TDB((schema.payload(row), vs, ve) for row, vs, ve in found)
 
 
 # What is published

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmerge_service.elements import INFINITY, Adjust, Insert, Stable
+from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.formats.payload import canonical
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.queries.rows import Kind, Schema
@@ -28,7 +28,7 @@ def test_a_payload_is_canonical_and_comes_back(data: st.DataObject, names: list[
 
 def test_records_are_elements() -> None:
     encoder = RowEncoder(Schema.of({"origin": str, "n": int}))
-    elements = [
+    elements: list[Element] = [
         Insert(("JFK", 1), 2, INFINITY),
         Adjust(("JFK", 1), 2, INFINITY, 9),
         Adjust((None, 1), 2, 8, 2),

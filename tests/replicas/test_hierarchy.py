@@ -4,6 +4,7 @@ import os
 import random
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,11 @@ up:
 """
 
 
+def pid_of(up: Upped, name: str) -> object:
+    """Of a process that runs."""
+    return up.process_of(name).get("pid")
+
+
 def test_a_query_over_a_merge_of_queries_one_of_which_is_killed(
     bootstrap: str, topic_name: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -48,7 +54,7 @@ def test_a_query_over_a_merge_of_queries_one_of_which_is_killed(
     topology.write_text(TOPOLOGY.format(bootstrap=bootstrap, queries=QUERIES, **names))
     with Upped(tmp_path, topology, bootstrap) as up:
         for name in ("a", "b", "busy"):
-            up.until(f"{name} runs", lambda name=name: up.process_of(name).get("pid"))
+            up.until(f"{name} runs", partial(pid_of, up, name))
         up.until("busy publishes", lambda: any(published(bootstrap, names["busy"])))
         send_facts(bootstrap, names["calls"], facts[500:2_000], rate=1_000, ended=False)
         for name in ("a", "busy"):

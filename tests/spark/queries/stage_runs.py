@@ -4,7 +4,7 @@ what queries mean, found another way."""
 import json
 from collections.abc import Sequence
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -28,7 +28,7 @@ from lmerge_service.queries.plan import (
     tumbling,
 )
 from lmerge_service.queries.properties import partition_columns
-from lmerge_service.queries.rows import Refusal
+from lmerge_service.queries.rows import Refusal, Row
 from lmerge_service.replicas.encoding import RowEncoder
 from lmerge_service.replicas.routing import Route
 from lmerge_service.spark.queries.compiling import Packing, SourceReader, StagesQuery
@@ -136,16 +136,16 @@ def in_time(query: Query, topics: Topics) -> dict[str, TDB]:
 def meant(query: Query, topics: Topics) -> list[tuple[bytes, int, int]]:
     """The events of a query, with payloads as records have them."""
     whole = meaning(query.plan, in_time(query, topics))
-    return sorted((query.schema.payload(e.payload), e.vs, e.ve) for e in whole)
+    return sorted((query.schema.payload(cast(Row, e.payload)), e.vs, e.ve) for e in whole)
 
 
 def events_of(streams: Sequence[Sequence[Element]]) -> list[tuple[bytes, int, int]]:
     """The same of the streams of partitions, each of which is legal and ended."""
-    found = []
+    found: list[tuple[bytes, int, int]] = []
     for stream in streams:
         tdb = reconstitute(stream)
         assert tdb.stable == INFINITY
-        found += [(e.payload, e.vs, e.ve) for e in tdb]
+        found += [(cast(bytes, e.payload), e.vs, e.ve) for e in tdb]
     return sorted(found)
 
 

@@ -1,6 +1,8 @@
 """Expressions as Spark SQL: thousands of drawn ones give in Spark what they give in Python."""
 
+from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -25,7 +27,7 @@ from tests.queries.test_expressions import SCHEMA, drawn, drawn_row, same
 EDGES = (2**53 + 1, 2**53, -(2**53) - 1, INFINITY, INFINITY - 512, INFINITY - 511, START, 7, 0, -7)
 REALS = (2.0**53, 2.0**53 + 2, 2.0**63, -(2.0**63), 1e308, -1e308, -0.0, 0.0, 7.0, 6.5, 5e-324)
 TEXTS = ("it's", 'a "b"', "back\\slash", "${spark.master}", "$x", "new\nline", "nul\0", "\uffff")
-COMPARED = (
+COMPARED: tuple[Callable[[Any, Any], Expression], ...] = (
     lambda one, two: one == two,
     lambda one, two: one != two,
     lambda one, two: one < two,
