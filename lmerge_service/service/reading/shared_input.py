@@ -41,7 +41,7 @@ from lmerge_service.merge.step import MergeStep
 
 __all__ = ("SharedInput", "SharingTask")
 
-_LONGEST: Final = 16
+_LONGEST: Final = 64
 """A chunk is so many times as long as that of a task alone, at the most."""
 
 
