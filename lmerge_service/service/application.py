@@ -7,7 +7,7 @@ from fastapi import Depends, FastAPI, Query
 from lmerge_service.http.access import Access
 from lmerge_service.http.server import guarded
 from lmerge_service.merge.feedback import FeedbackOut
-from lmerge_service.service.status.bounds import part_of
+from lmerge_service.service.status.bounds import Reused, part_of
 from lmerge_service.service.status.build import readiness_of, status_of
 from lmerge_service.service.status.document import Status
 from lmerge_service.service.status.metrics import metrics_of
@@ -18,11 +18,12 @@ __all__ = ("application",)
 
 def application(worker: Worker, access: Access, feedback: FeedbackOut) -> FastAPI:
     """The routes over a worker; all run on the event loop, where nothing changes under them."""
+    latest = Reused(lambda: status_of(worker))
     app = guarded(
         access,
         metrics_of(worker, feedback),
         lambda: worker.control,
-        reasons=lambda: status_of(worker).reasons,
+        reasons=lambda: latest().reasons,
         state=lambda: readiness_of(worker),
     )
 
@@ -33,6 +34,6 @@ def application(worker: Worker, access: Access, feedback: FeedbackOut) -> FastAP
     ) -> Status:
         """What the worker knows about its replicas and its output; `partition` and `replica`, which
         may be repeated, choose tasks and replicas."""
-        return part_of(status_of(worker), partition or (), replica or ())
+        return part_of(latest(), partition or (), replica or ())
 
     return app

@@ -13,7 +13,7 @@ from lmerge_service.kafka.connection import connection_of
 from lmerge_service.merge.replica_states import ReplicaPhase
 from lmerge_service.service.status import metrics
 from lmerge_service.service.status.aggregate import output_of_all, replicas_of_all
-from lmerge_service.service.status.bounds import MOST_ROWS, as_one_task, part_of
+from lmerge_service.service.status.bounds import MOST_ROWS, Reused, as_one_task, part_of
 from lmerge_service.service.status.build import status_of
 from lmerge_service.service.status.document import (
     OpenTransactionStatus,
@@ -143,6 +143,25 @@ def test_all_tasks_as_one_add_their_findings_up(worker: Worker) -> None:
     assert one.findings == {"leader": {"r0": 6}}
     assert [each.inserts for each in one.replicas] == 2 * [3 * 12_345_678]
     assert as_one_task(nothing(worker)) is None
+
+
+def test_a_status_that_took_long_is_shown_again_for_a_while(worker: Worker) -> None:
+    now = spent = 0.0
+    made: list[Status] = []
+
+    def make() -> Status:
+        nonlocal spent
+        spent += 0.5
+        made.append(nothing(worker))
+        return made[-1]
+
+    latest = Reused(make, lambda: now, lambda: spent)
+    assert latest() is latest() is made[0]
+    now = 4.9
+    assert latest() is made[0]
+    now = 5.0
+    assert latest() is made[1]
+    assert len(made) == 2
 
 
 def scraped(worker: Worker, found: Status, patch: pytest.MonkeyPatch) -> CollectorRegistry:
