@@ -153,7 +153,7 @@ class Transaction:
     def hasten(self) -> None:
         """The next commit record is due at once."""
         self._moved += 1
-        self._mark_due = 0.0
+        self._mark_due = self._started = 0.0
 
     def append(self, elements: Sequence[Element], origins: Iterable[Origin] = ()) -> None:
         """Puts elements into the outbox: the key is the logical one; a stable has none. `origins`
