@@ -23,8 +23,8 @@ Theory
     Homes are among the members that are not standby_only, as long as there is one. They are found
     by sticking (a task's owner is its home), then by warmth (a task without owner goes to a warm
     member, else to one that follows it, else to the least loaded), then by moving tasks from the
-    most to the least loaded until they differ by one at the most, first those for which the
-    receiver is warm.
+    most to the least loaded until they differ by one at the most, first those whose owner is gone,
+    and of these or of the others those for which the receiver is warm.
 
     A holder is the home if it owns the task or is warm for it, else the owner if it is there, else
     any warm member, standby_only or not; if nobody is warm, the home recovers it.
@@ -34,7 +34,8 @@ Invariants
         there are), and beside them the one that it is promised to. If none is asked for, members
         that hold nothing and are promised nothing have nothing better to do: one of them is.
     S2  Homes differ by at most one in number among those that may be homes. While owners do,
-        nothing moves from an owner that is there and may be a home.
+        nothing moves from an owner that is there and may be a home; so one that joins is given as
+        many as balance wants, and when one leaves, only its own move.
     S3  A standby_only member holds a task only while no other member is warm for it.
     S4  The same members give the same shares, in whatever order they come.
     S5  Sharing again, when nothing changed but that the shares were taken, changes nothing.
@@ -156,8 +157,11 @@ class _Sharing:
         return self._best(near or self.eligible, loads.load, self._lag(task))
 
     def _even_out(self, loads: "_Loads") -> None:
-        """Moves one task from the most to the least loaded; best one that is warm there."""
-        held = loads.held[self._best(self.eligible, lambda id_: -loads.load(id_))]
+        """Moves one task from the most to the least loaded; best one that the former does not own
+        yet, which moves anyway, and then one that is warm where it goes."""
+        giver = self._best(self.eligible, lambda id_: -loads.load(id_))
+        owned = {task for task in loads.held[giver] if self.owners.get(task) == giver}
+        held = loads.held[giver] - owned or owned
         least = min(map(loads.load, self.eligible))
 
         def move(taker: str) -> tuple[bool, bool, int, int]:

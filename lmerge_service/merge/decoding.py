@@ -26,10 +26,11 @@ Theory
     one. Replayed input is never torn, since it was merged.
 
     Records are decoded in *pieces*, each of which is decoded when the caller asks for it: up to a
-    stable, where it matters who decides on that, and up to a new incarnation. A caller that does
-    not take a piece's stable stops there (`take_back`), and reads on from its record later. A
-    dialect's decoder has advanced beyond it by then, so its elements are kept until the record is
-    read again.
+    stable, where it matters who decides on that, and up to a new incarnation. Where it is known
+    beforehand that stables up to some time will be merged (`calm`), they end no piece. A caller
+    that does not take a piece's stable stops there (`take_back`), and reads on from its record
+    later. A dialect's decoder has advanced beyond it by then, so its elements are kept until the
+    record is read again.
 
 Cost
     Beside decoding, an element costs one comparison of types.
@@ -140,6 +141,8 @@ class DecodedPiece(msgspec.Struct, frozen=True, gc=False):
     """The highest vc in the record that ends the piece."""
     last: Sequence[Element] = ()
     """The elements of that record."""
+    passed: Sequence[int] = ()
+    """The stables among `elements`, where guards are to see them."""
     record: TimedRecord | None = None
     """That record; None: the piece ends otherwise, and has no `stable` and `last`."""
     began: bool = False
@@ -217,14 +220,16 @@ class ReplicaDecoder:
         dead: list[DeadLetter],
         *,
         by_stable: bool = False,
+        calm: int = START,
         final: int = START,
         replay_input: bool = False,
     ) -> Iterator[DecodedPiece]:
         """Decodes records of a partition, piece by piece; appends dead letters.
 
-        `by_stable`: a piece ends with each stable that counts, and nothing behind it is decoded
-        before the next piece is asked for. `final` is the output's stable point, what is before it
-        need not be remembered. `replay_input` is for records that were merged before.
+        `by_stable`: a piece ends with each stable that counts and is later than `calm`, and nothing
+        behind it is decoded before the next piece is asked for. `final` is the output's stable
+        point, what is before it need not be remembered. `replay_input` is for records that were
+        merged before.
         """
         decoder, in_wire, elements = self._decoder, self._dialect is None, self.empty()
         element_of, keeps = self._element_of, False
@@ -237,6 +242,7 @@ class ReplicaDecoder:
         decoded: Sequence[Element]
         vc: int | None
         self.contradictions.clear()
+        passed = list[int]()
         at, size = 0, len(records)
         while at < size:
             if native is not None and not paused:
@@ -244,12 +250,13 @@ class ReplicaDecoder:
                 at, vc = native.take(records, at, headers, cast("Batch", elements))
                 if vc is not None:
                     record, at = records[at], at + 1
-                    if by_stable:
+                    if by_stable and vc > calm:
                         last = (Stable(vc),)
-                        yield DecodedPiece(elements, record.offset + 1, vc, last, record)
-                        elements = self.empty()
+                        yield DecodedPiece(elements, record.offset + 1, vc, last, passed, record)
+                        elements, passed = self.empty(), []
                     else:
                         elements.append(Stable(vc))
+                        passed.append(vc)
                     continue
                 if at == size:
                     break
@@ -266,8 +273,8 @@ class ReplicaDecoder:
                         continue
                     if incarnation > self.incarnation:
                         self.begin(incarnation, joining_at)
-                        yield DecodedPiece(elements, record.offset, began=True)
-                        elements = self.empty()
+                        yield DecodedPiece(elements, record.offset, passed=passed, began=True)
+                        elements, passed = self.empty(), []
                     if incarnation:
                         self.outdated[partition] = None
                         if seq_of(record.headers) is None:
@@ -292,19 +299,21 @@ class ReplicaDecoder:
                     self._find_misplaced(partition, record.offset, decoded, routes)
                 if self.torn is not None:
                     self._forget(partition, record)
-                    yield DecodedPiece(elements, record.offset)
+                    yield DecodedPiece(elements, record.offset, passed=passed)
                     return
             except ElementError as error:
                 dead.append(self._dead_letter(partition, record, error))
                 continue
             if record.offset < counts_from:
                 decoded = [each for each in decoded if type(each) is not Stable]
-            elif by_stable and vc is not None:
-                yield DecodedPiece(elements, record.offset + 1, vc, decoded, record)
-                elements = self.empty()
+            elif by_stable and vc is not None and vc > calm:
+                yield DecodedPiece(elements, record.offset + 1, vc, decoded, passed, record)
+                elements, passed = self.empty(), []
                 continue
+            elif vc is not None:
+                passed.append(vc)
             elements += decoded
-        yield DecodedPiece(elements, records[-1].offset + 1 if records else 0)
+        yield DecodedPiece(elements, records[-1].offset + 1 if records else 0, passed=passed)
 
     def empty(self) -> list[Element]:
         """A sequence without elements, of the kind that pieces have."""

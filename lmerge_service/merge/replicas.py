@@ -477,9 +477,9 @@ class ReplicaChunk:
         )
         return self._settle(following, lambda: owned.elsewhere)
 
-    def open(self, out: list[Element]) -> None:
+    def open(self, out: list[Element]) -> int:
         """Begins to merge pieces, see `MergeStep.open`."""
-        self.step.open(self._tp.partition, out, guards=self._evaluator, routed=True)
+        return self.step.open(self._tp.partition, out, guards=self._evaluator, routed=True)
 
     def close(self, elsewhere: Callable[[], int]) -> int:
         """Merges what was offered to the step; returns of how many of the records that is.

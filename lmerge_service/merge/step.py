@@ -117,10 +117,10 @@ class MergeStep:
         Returns the offset to read on from: behind the last record, unless a guard has stopped it,
         or the replica cannot be read on.
         """
-        self.open(partition, out, guards=guards, replay_input=replay_input)
+        calm = self.open(partition, out, guards=guards, replay_input=replay_input)
         for piece in self.decoder.pieces(
-            partition, records, dead, by_stable=guards is not None, final=self._merge.max_stable,
-            replay_input=replay_input,
+            partition, records, dead, by_stable=guards is not None, calm=calm,
+            final=self._merge.max_stable, replay_input=replay_input,
         ):  # fmt: skip
             ruling = self.offer(piece, piece.elements, piece.last)
             if ruling is not Ruling.MERGE:
@@ -139,13 +139,15 @@ class MergeStep:
         guards: GuardEvaluator | None = None,
         replay_input: bool = False,
         routed: bool = False,
-    ) -> None:
-        """Begins a chunk of a partition, whose pieces are to be offered until `close`. If they are
-        `routed`, they have no elements but those of this output partition."""
+    ) -> int:
+        """Begins a chunk of a partition, whose pieces are to be offered until `close`; they may be
+        `calm` up to the time that is returned, see `ReplicaDecoder.pieces`. If they are `routed`,
+        they have no elements but those of this output partition."""
         self._out, self._guards, self._partition = out, guards, partition
         self._replays_input = replay_input
         self._select = None if routed else self._owned
         self._elements, self._following, self.late = self.decoder.empty(), 0, []
+        return START if guards is None else guards.calm(self.decoder.name, self.slot(partition))
 
     def offer(
         self, piece: DecodedPiece, elements: Sequence[Element], last: Sequence[Element]
@@ -156,6 +158,11 @@ class MergeStep:
         self._elements += elements
         self._following = piece.following
         self.front = max(self.front, front_of(piece.elements))
+        if piece.passed:
+            self.front = max(self.front, *piece.passed)
+            if self._guards is not None:
+                slot = self.slot(self._partition)
+                self._guards.passed(self.decoder.name, slot, piece.passed)
         if piece.began:
             self._process()
             self._begin(self._guards)

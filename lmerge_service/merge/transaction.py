@@ -4,8 +4,9 @@ Theory
     One transaction carries output, dead letters, evidence, rows of the output's table, chunks of a
     snapshot, and the commit record: up to which offsets the inputs are merged with it. While one
     commits, the next is gathered; so small ones commit at once, and under load they grow by
-    themselves. Dead letters, evidence and rows whose topic cannot be written are left out, and
-    counted (`outlets`); a table of which some were left out begins once more.
+    themselves. A worker that is behind leaves some time between them (`apart`). Dead letters,
+    evidence and rows whose topic cannot be written are left out, and counted (`outlets`); a table
+    of which some were left out begins once more.
 
 What happens on a crash at each await
     Nothing counts as emitted before its commit; the next owner finds out whether it took place.
@@ -88,8 +89,10 @@ class Transaction:
         turns: CommitTurns,
         feedback: FeedbackSink,
         clock: Callable[[], float],
+        apart: Callable[[], float] = lambda: 0.0,
     ):
-        """`table` is the output's, if it has one; `turns` are shared by the tasks of a worker."""
+        """`table` is the output's, if it has one; `turns` are shared by the tasks of a worker;
+        `apart` is how many seconds commits are apart, unless one is full."""
         self._turn = Turn(turns)
         self.committing: asyncio.Task[None] | None = None
         """The commit under way."""
@@ -114,7 +117,8 @@ class Transaction:
         """The outbox of the commit under way."""
         self._moved = self._marked = 0
         """How often the commit record has changed, and how often it had at the last commit."""
-        self._fetched = self._mark_due = 0.0
+        self._fetched = self._mark_due = self._started = 0.0
+        self._apart = apart
 
     # --- gathering ------------------------------------------------------------------------------
 
@@ -150,7 +154,7 @@ class Transaction:
     def hasten(self) -> None:
         """The next commit record is due at once."""
         self._moved += 1
-        self._mark_due = 0.0
+        self._mark_due = self._started = 0.0
 
     def append(self, elements: Sequence[Element], origins: Iterable[Origin] = ()) -> None:
         """Puts elements into the outbox: the key is the logical one; a stable has none. `origins`
@@ -207,7 +211,7 @@ class Transaction:
             self._turn.end()
         if self.committing is not None:
             return
-        if not self._is_due:
+        if not (full or self._is_due):
             self._turn.end()
             return
         while not self._turn.is_mine:
@@ -224,7 +228,9 @@ class Transaction:
         moved = self._marked != self._moved and self._clock() >= self._mark_due
         needed = self._snapshots.needs_transaction() or self._lacks_snapshots
         needed = needed or (self._table is not None and self._table.is_due)
-        return bool(needed or self.waiting or moved or self._reporting.pending)
+        if not (needed or self.waiting or moved or self._reporting.pending):
+            return False
+        return self._clock() >= self._started + self._apart()
 
     @property
     def _lacks_snapshots(self) -> bool:
@@ -264,7 +270,8 @@ class Transaction:
         self._committed, self._outbox, self._emitted = self._outbox, Outbox(), Counter()
         self.committing = asyncio.create_task(commit, name="commit")
         self.committing.add_done_callback(retrieve)
-        self._marked, self._mark_due = self._moved, self._clock() + _OFFSETS_ONLY_SECONDS
+        self._started = self._clock()
+        self._marked, self._mark_due = self._moved, self._started + _OFFSETS_ONLY_SECONDS
 
     def _gather_table(self) -> None:
         """Puts the rows of the table into the outbox, and notes whether it is whole with them."""

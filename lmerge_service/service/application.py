@@ -1,10 +1,13 @@
 """The worker's routes: those of every merging process, and its status."""
 
-from fastapi import Depends, FastAPI
+from typing import Annotated
+
+from fastapi import Depends, FastAPI, Query
 
 from lmerge_service.http.access import Access
 from lmerge_service.http.server import guarded
 from lmerge_service.merge.feedback import FeedbackOut
+from lmerge_service.service.status.bounds import Reused, part_of
 from lmerge_service.service.status.build import readiness_of, status_of
 from lmerge_service.service.status.document import Status
 from lmerge_service.service.status.metrics import metrics_of
@@ -15,17 +18,22 @@ __all__ = ("application",)
 
 def application(worker: Worker, access: Access, feedback: FeedbackOut) -> FastAPI:
     """The routes over a worker; all run on the event loop, where nothing changes under them."""
+    latest = Reused(lambda: status_of(worker))
     app = guarded(
         access,
         metrics_of(worker, feedback),
         lambda: worker.control,
-        reasons=lambda: status_of(worker).reasons,
+        reasons=lambda: latest().reasons,
         state=lambda: readiness_of(worker),
     )
 
     @app.get("/status", dependencies=[Depends(access.reads)])
-    async def status() -> Status:
-        """Everything the worker knows about its replicas and its output."""
-        return status_of(worker)
+    async def status(
+        partition: Annotated[list[int] | None, Query()] = None,
+        replica: Annotated[list[str] | None, Query()] = None,
+    ) -> Status:
+        """What the worker knows about its replicas and its output; `partition` and `replica`, which
+        may be repeated, choose tasks and replicas."""
+        return part_of(latest(), partition or (), replica or ())
 
     return app

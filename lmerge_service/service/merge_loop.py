@@ -168,12 +168,12 @@ class MergeLoop:
 
     # A chunk of a partition in pieces, which are decoded elsewhere.
 
-    def open(self, tp: TopicPartition, records: Sequence[Record]) -> None:
-        """Begins a chunk, whose pieces are to be offered until `close`."""
+    def open(self, tp: TopicPartition, records: Sequence[Record]) -> int:
+        """Begins a chunk, whose pieces are to be offered until `close`; see `MergeStep.open`."""
         self.pacing.read(records[:CHUNK])
         self._tp, self._records, self._had = tp, records, len(self._batch.elements)
         self._chunk = self._state.replicas.open(tp, records, self._batch.dead, self.evaluator)
-        self._chunk.open(self._batch.elements)
+        return self._chunk.open(self._batch.elements)
 
     def offer(
         self, piece: DecodedPiece, elements: Sequence[Element], last: Sequence[Element]

@@ -283,6 +283,7 @@ class MergeTask:
             turns=self._turns,
             feedback=self._feedback,
             clock=_clock,
+            apart=self._commit_seconds,
         )
         await self._know_decisions()
         self._transaction.append(self.state.missed)
@@ -316,6 +317,9 @@ class MergeTask:
         self.progress.takeovers += 1
         self._is_ours = True  # the first commit, at once, writes a commit record of ours
         self.lifecycle.move(PhaseEvent.TOOK_OVER)
+
+    def _commit_seconds(self) -> float:
+        return 0.0 if self._shared is None else self._shared.commit_seconds
 
     def _stop_leading(self) -> None:
         """Lets go of whatever refers to the state, which is replaced by another one."""

@@ -282,7 +282,7 @@ class Worker:
         held = self.held[task.partition]
         structlog.contextvars.bind_contextvars(task=task.partition)  # in all that is logged here
         once = self._lead if role == "leads" else self._follow
-        failures = committed = 0
+        failures = refusals = committed = 0
         fences = led = 0
         while True:
             try:
@@ -290,17 +290,19 @@ class Worker:
             except TransportError as error:
                 if held.given_up or self.stopping:
                     return
-                # Whatever made a commit fail may heal by a rebuild; the same failure again and
-                # again will not, nor a right that it never had.
+                # Whatever made a commit fail may heal by a rebuild; being refused again and
+                # again will not, nor a right that it never had. That Kafka is away is no refusal.
                 never = isinstance(error, RefusedError) and not task.progress.transactions
-                if never or (not error.retriable and failures >= _PATIENCE):
+                if never or (not error.retriable and refusals >= _PATIENCE):
                     raise
                 task.lifecycle.move(PhaseEvent.FAILED)
                 task.progress.rebuilds += 1
                 pause = _PAUSES[min(failures, len(_PAUSES) - 1)]
                 log.warning("recovering", error=str(error), pause_seconds=pause)
                 await asyncio.sleep(pause)
-                failures = failures + 1 if task.progress.transactions == committed else 1
+                if task.progress.transactions != committed:
+                    failures = refusals = 0
+                failures, refusals = failures + 1, refusals + (not error.retriable)
                 committed = task.progress.transactions
             except FencedError as error:
                 if held.given_up or self.stopping:

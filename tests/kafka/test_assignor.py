@@ -4,6 +4,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -197,6 +198,47 @@ def test_what_a_member_leaves_is_taken_by_those_that_were_warm_for_it(
         assert task in left[id_].warm or task not in followed
     if len(left) > 0:
         assert followed == set(range(TASKS))
+
+
+MANY, MOST = 64, 4
+
+
+def moved(members: dict[str, Member], standbys: int, rng: random.Random) -> Counter[int]:
+    """Shares until nothing changes any more, what is followed getting warm one by one; how often
+    each task has got another holder. `members` are as they are then."""
+    moves = Counter[int]()
+    for _ in range(50):
+        shares = share(members, MANY, standbys)
+        before = {task: id_ for id_, each in members.items() for task in each.active}
+        moves.update(t for t, id_ in holders(shares).items() if before.get(t) != id_)
+        now = taken(members, shares, warm=True)
+        for id_, each in now.items():
+            cold = each.standby - members[id_].warm.keys()
+            still = {task for task in cold if rng.random() < 0.3}
+            warm = {task: 0 for task in each.warm if task not in still}
+            now[id_] = msgspec.structs.replace(each, warm=warm)
+        if now == members and not any(each.promised for each in now.values()):
+            return moves
+        members.clear()
+        members.update(now)
+    raise AssertionError("it never ends")
+
+
+@given(st.integers(0, 1_000), st.integers(0, 2))
+def test_of_64_tasks_only_those_move_that_must_when_one_of_4_comes_or_goes(
+    seed: int, standbys: int
+) -> None:
+    members, rng = {"w0": Member("w0")}, random.Random(seed)
+    moved(members, standbys, rng)
+    for number in range(1, 7):
+        if len(members) == MOST or (len(members) > 1 and rng.random() < 0.4):
+            gone = members.pop(rng.choice(sorted(members)))
+            assert moved(members, standbys, rng).keys() == gone.active
+        else:
+            members[f"w{number}"] = Member(f"w{number}")
+            moves = moved(members, standbys, rng)
+            assert len(moves) == moves.total() == MANY // len(members)
+        assert spread({id_: len(each.active) for id_, each in members.items()}) <= 1
 
 
 def test_a_cold_member_is_promised_its_part_and_gets_it_once_warm() -> None:

@@ -183,7 +183,7 @@ def test_conduct_is_a_function_of_its_chunks() -> None:
         rng, breaches = random.Random(1), Counter[BreachKind]()
         findings = []
         for chunk in range(200):
-            conduct.stable(0, chunk * 5 - rng.randrange(12))
+            conduct.stables(0, [chunk * 5 - rng.randrange(12)])
             breaches[BreachKind.DUPLICATE_KEY] += rng.randrange(3)
             breaches[BreachKind.UNKNOWN_EVENT] += rng.randrange(9)
             findings.append(conduct.after(0, 20, breaches))
@@ -201,7 +201,7 @@ def test_dead_letters_count_at_once() -> None:
 def test_in_r1_a_broken_case_may_be_the_other_replicas_fault() -> None:
     for case, counts in ((Case.R1, False), (Case.R2, True)):
         conduct = BreachMonitor(GuardSettings(), case, [0])
-        conduct.stable(0, 5)
+        conduct.stables(0, [5])
         conduct.after(0, 500, {BreachKind.BROKE_CASE: 200})
-        conduct.stable(0, 6)
+        conduct.stables(0, [6])
         assert bool(conduct.after(0, 1, {BreachKind.BROKE_CASE: 200})) == counts

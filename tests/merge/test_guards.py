@@ -1,10 +1,12 @@
 """Guards of the stable point: honest replicas are not stopped for good, lies never get through."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmerge_service.elements import INFINITY, Element, Insert, Stable
+from lmerge_service.elements import INFINITY, START, Element, Insert, Stable
 from lmerge_service.merge.guards.guards import Guards, Now
 from lmerge_service.merge.guards.verdicts import Action, Guard
 from lmerge_service.tdb import TDB, reconstitute
@@ -52,6 +54,58 @@ def test_the_clock_is_compared_in_the_unit_of_the_topology(
     guards.attach("a", [now], Now(UNIX_NS, 0))
     verdict = guards.stable("a", 0, now + off, 7, Now(UNIX_NS, 0))
     assert (verdict is not None) == trips
+
+
+times = st.sampled_from([*range(NOW_MS, NOW_MS + 4 * DAY, 9 * HOUR), INFINITY])
+chunks = st.lists(
+    st.tuples(st.sampled_from("ab"), st.integers(0, 1), st.lists(times, max_size=5)), max_size=9
+)
+
+
+@given(chunks, st.integers(0, 4), st.sampled_from(["max_skew", "max_leap"]))
+def test_stables_that_are_calm_are_those_that_would_have_been_merged_one_by_one(
+    published: list[tuple[str, int, list[int]]], ahead: int, limit: str
+) -> None:
+    limits: dict[str, Any] = {limit: DAY}
+    topology = topology_of("ab", unit="ms", **limits)
+    each, some = Guards(topology), Guards(topology)
+    now = Now(UNIX_NS + ahead * DAY * 10**6, 0)
+    for guards in (each, some):
+        for name in "ab":
+            guards.attach(name, [START, START], now)
+    for name, partition, stables in published:
+        calm, passed = some.calm(name, partition, now), list[int]()
+        for offset, vc in enumerate(stables):
+            verdict = each.stable(name, partition, vc, offset, now)
+            if vc <= calm:
+                assert verdict is None
+                passed.append(vc)
+                continue
+            if passed:
+                some.passed(name, partition, passed)
+                passed = []
+            assert some.stable(name, partition, vc, offset, now) == verdict
+            if verdict is not None:
+                break
+        if passed:
+            some.passed(name, partition, passed)
+        for guards in (each, some):
+            guards.after(name, partition, len(stables), {}, 0, now)
+        assert some.held() == each.held()
+        assert some.watches(name, partition) == each.watches(name, partition)
+
+
+def test_no_stable_is_calm_that_may_leap_or_end() -> None:
+    guards, now = Guards(topology_of("ab", unit="ms", max_leap=HOUR, max_skew=DAY)), Now(0, 0)
+    guards.attach("a", [START], now)
+    guards.attach("b", [START], now)
+    assert guards.calm("a", 0, now) == START, "the first one is where leaps begin"
+    assert guards.stable("a", 0, 5, 0, now) is None
+    assert guards.calm("a", 0, now) == 5 + HOUR
+    guards.passed("a", 0, [6, 7])
+    assert guards.calm("a", 0, now) == 7 + HOUR
+    assert guards.stable("a", 0, INFINITY, 3, now) is not None
+    assert guards.calm("a", 0, now) == START, "one is held"
 
 
 def test_reading_a_backlog_far_ahead_of_the_others_is_no_leap() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmerge_service.core import lmerge
-from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
+from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.dialects import (
     WRITTEN,
@@ -131,6 +131,9 @@ class Once(GuardEvaluator):
 
     def __init__(self) -> None:
         self.asked: list[int] = []
+
+    def calm(self, *_: object) -> int:
+        return START
 
     def stable(self, replica: str, partition: int, vc: int, offset: int) -> Ruling:
         again = vc in self.asked

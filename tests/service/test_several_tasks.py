@@ -151,6 +151,13 @@ def test_a_replica_that_is_not_partitioned_as_declared_is_let_go_by_all_tasks(
             worker.wait(
                 partial(lambda n, s: s["tasks"][n]["output"]["ended"], number), f"task {number}"
             )
+        one = worker.get("/status?partition=1&replica=a")
+        assert one is not None
+        assert [each["partition"] for each in one.json()["tasks"]] == [1]
+        assert [each["name"] for each in one.json()["tasks"][0]["replicas"]] == ["a"]
+        wrong_number = worker.get("/status?partition=x")
+        assert wrong_number is not None
+        assert wrong_number.status_code == 422
     assert merge.output_is(reconstitute(events))
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lmerge_service.config.topology import Replica
 from lmerge_service.core import lmerge
-from lmerge_service.elements import Element, Insert, Stable
+from lmerge_service.elements import START, Element, Insert, Stable
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.headers import SEQ_HEADER, incarnation_headers
 from lmerge_service.formats.routing import Ownership, Router
@@ -42,13 +42,25 @@ class Published:
 
 
 class Scripted:
-    """Guards that rule by a script, and let a stable pass that has waited once."""
+    """Guards that rule by a script on stables behind `calms`, and let a stable pass that has waited
+    once."""
 
-    def __init__(self, rulings: dict[Place, Ruling]):
-        self._rulings = dict(rulings)
-        self.partition = 0
+    def __init__(self, rulings: dict[Place, Ruling], calms: int = START):
+        self._rulings, self._calms = dict(rulings), calms
+        self.judged: list[tuple[int, int]] = []
+        """Of all stables, partition and time."""
 
-    def stable(self, _: str, partition: int, __: int, offset: int) -> Ruling:
+    def calm(self, *_: object) -> int:
+        return self._calms
+
+    def passed(self, _: str, partition: int, stables: Sequence[int]) -> None:
+        assert max(stables) <= self._calms
+        self.judged += [(partition, vc) for vc in stables]
+
+    def stable(self, _: str, partition: int, vc: int, offset: int) -> Ruling:
+        self.judged.append((partition, vc))
+        if vc <= self._calms:
+            return Ruling.MERGE
         ruling = self._rulings.get((partition, offset), Ruling.MERGE)
         if ruling is Ruling.WAIT:
             self._rulings[partition, offset] = Ruling.MERGE
@@ -63,6 +75,7 @@ class Task:
 
     partition: int
     rulings: dict[Place, Ruling]
+    calms: int = START
     out: list[Element] = field(default_factory=list)
     dead: list[DeadLetter] = field(default_factory=list)
     next: dict[int, int] = field(default_factory=lambda: dict.fromkeys(range(PARTITIONS), 0))
@@ -70,7 +83,7 @@ class Task:
     capacity = 100
 
     def __post_init__(self) -> None:
-        self.guards = cast(GuardEvaluator, Scripted(self.rulings))
+        self.guards = cast(GuardEvaluator, Scripted(self.rulings, self.calms))
         self.merge = lmerge()
         self.step = MergeStep(
             self.merge, "r", WireDecoder(), topic="in", partitions=PARTITIONS,
@@ -95,9 +108,9 @@ class Task:
 
     def wake(self) -> None: ...
 
-    def open(self, tp: TopicPartition, records: Sequence[Record]) -> None:
+    def open(self, tp: TopicPartition, records: Sequence[Record]) -> int:
         self.waits, self._partition = False, tp.partition
-        self.step.open(tp.partition, self.out, guards=self.guards, routed=True)
+        return self.step.open(tp.partition, self.out, guards=self.guards, routed=True)
 
     def offer(
         self, piece: DecodedPiece, elements: Sequence[Element], last: Sequence[Element]
@@ -126,6 +139,7 @@ class Task:
         decoder = self.step.decoder
         return {
             "emitted": self.out,
+            "judged": cast(Any, self.guards).judged,
             "dead": [(each.partition, each.offset, each.reason) for each in self.dead],
             "next": self.next,
             "remembered": sorted(decoder.parts()),
@@ -189,14 +203,19 @@ def numbered(published: Sequence[Any]) -> list[tuple[int, list[Published]]]:
     return found
 
 
-@given(batches, st.lists(rulings, min_size=TASKS, max_size=TASKS), st.integers(1, 5))
+@given(
+    batches,
+    st.lists(rulings, min_size=TASKS, max_size=TASKS),
+    st.lists(st.sampled_from([START, 20, 49]), min_size=TASKS, max_size=TASKS),
+    st.integers(1, 5),
+)
 def test_tasks_that_read_together_merge_what_each_would_alone(
-    published: Sequence[Any], ruled: list[dict[Place, Ruling]], size: int
+    published: Sequence[Any], ruled: list[dict[Place, Ruling]], calms: list[int], size: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("lmerge_service.service.reading.shared_input.CHUNK", size)
-        together = [Task(number, ruled[number]) for number in range(TASKS)]
-        alone = [Task(number, ruled[number]) for number in range(TASKS)]
+        together = [Task(number, ruled[number], calms[number]) for number in range(TASKS)]
+        alone = [Task(number, ruled[number], calms[number]) for number in range(TASKS)]
         shared = input_of(together[0])
         for task in together:
             join(shared, task)

@@ -6,23 +6,29 @@ import random
 import struct
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.record.util import calc_crc32c
 from msgspec.structs import replace
 
+from lmerge_service.config.topology import load
 from lmerge_service.elements import INFINITY, Insert, Stable
+from lmerge_service.errors import TransportError, UnwritableError
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka import sink as sinks
-from lmerge_service.kafka.connection import Connection
+from lmerge_service.kafka.cluster import Cluster
+from lmerge_service.kafka.connection import Connection, connection_of
 from lmerge_service.kafka.sink import Committed, Outbox, Sink
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.local.broker import LocalBroker
 from lmerge_service.merge.commit_record import COMMIT_KEY
+from lmerge_service.merge.progress import TaskProgress
 from lmerge_service.service import worker as service
 from lmerge_service.service.status.build import status_of
+from lmerge_service.service.task_phases import Lifecycle, PhaseEvent
 from lmerge_service.tdb import TDB
 from tests.service.cluster import (
     Merge,
@@ -542,3 +548,29 @@ def test_an_outage_longer_than_a_commit_may_take_is_survived(
         merge = Merge(broker.bootstrap, tmp_path, replicas=("a",))
         assert asyncio.run(run(merge, broker)) >= 1
         assert merge.output_is(meaning(lives))
+
+
+def test_a_refusal_after_a_long_outage_is_the_first_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A topic was deleted while Kafka had not answered for long: the worker goes on, and ends
+    after ten refusals more."""
+    refused = UnwritableError("committing: topic t was deleted", topic="t", why="was deleted")
+    failures: list[Exception] = [*(20 * [TransportError("no answer")]), *(30 * [refused])]
+
+    async def lead(_: object) -> None:
+        raise failures.pop(0)
+
+    async def hold() -> None:
+        topology = load(Merge("127.0.0.1:1", tmp_path).path)
+        worker = service.Worker(topology, Cluster(connection_of(topology.kafka)))
+        monkeypatch.setattr(worker, "_lead", lead)
+        task: Any = SimpleNamespace(partition=0, lifecycle=Lifecycle(), progress=TaskProgress())
+        task.lifecycle.move(PhaseEvent.ASSIGNED)
+        worker.held[0] = cast(Any, SimpleNamespace(given_up=False))
+        await worker._hold(task, "leads")
+
+    monkeypatch.setattr(service, "_PAUSES", (0.0,))
+    with pytest.raises(UnwritableError, match="was deleted"):
+        asyncio.run(hold())
+    assert len(failures) == 19

@@ -280,10 +280,10 @@ class Confirmation:
 
     def _leave_bins_to_sample(self, bins: set[int]) -> None:
         shift, watched = self._shift, self._watched
-        bins -= watched.keys()
-        bins.discard(INFINITY >> shift)
-        closed = self._output.closed >> shift
-        watched.update(dict.fromkeys((n for n in bins if n >= closed), _SAMPLE - 1))
+        closed, never = self._output.closed >> shift, INFINITY >> shift
+        for number in bins:
+            if number not in watched and closed <= number != never:
+                watched[number] = _SAMPLE - 1
 
     def _fill(self) -> None:
         now = self._clock()

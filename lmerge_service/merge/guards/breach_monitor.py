@@ -37,7 +37,7 @@ Cost
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -164,20 +164,21 @@ class BreachMonitor:
         """Chunks of this partition should end at each stable, for now."""
         return self._partitions[partition].watched > 0
 
-    def stable(self, partition: int, vc: int) -> None:
-        """A stable that is about to be merged."""
+    def stables(self, partition: int, stables: Iterable[int]) -> None:
+        """Stables that are about to be merged, in order."""
         part = self._partitions[partition]
-        part.stables += 1
-        if vc <= part.highest:
-            part.echoes += 1
-            part.regressed |= vc < part.highest
-            part.repeating |= vc < part.highest
-            return
-        part.highest = vc
-        part.repeating = False
-        part.risen += 1
-        part.rises += 1
-        part.turns += part.echoes > 0
+        for vc in stables:
+            part.stables += 1
+            if vc <= part.highest:
+                part.echoes += 1
+                part.regressed |= vc < part.highest
+                part.repeating |= vc < part.highest
+                continue
+            part.highest = vc
+            part.repeating = False
+            part.risen += 1
+            part.rises += 1
+            part.turns += part.echoes > 0
 
     def after(
         self, partition: int, records: int, breaches: Mapping[BreachKind, int], dead: int = 0

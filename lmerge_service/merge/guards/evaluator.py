@@ -131,6 +131,14 @@ class GuardEvaluator:
         stop = self._guards.watches(replica, partition)
         return Ruling.MERGE_AND_STOP if stop else Ruling.MERGE
 
+    def calm(self, replica: str, partition: int) -> int:
+        """See `Guards.calm`; `partition` is the operator's."""
+        return self._guards.calm(replica, partition, self._now)
+
+    def passed(self, replica: str, partition: int, stables: Sequence[int]) -> None:
+        """See `Guards.passed`; `partition` is the operator's."""
+        self._guards.passed(replica, partition, stables)
+
     def after(
         self,
         replica: str,
@@ -146,7 +154,11 @@ class GuardEvaluator:
         the operator's."""
         guards, now, source = self._guards, self._now, self._merge.inputs[replica]
         progress = self._living[replica].look(
-            source, records[:taken], now.seconds, self._merge.max_stable, elsewhere
+            source,
+            records if taken == len(records) else records[:taken],
+            now.seconds,
+            self._merge.max_stable,
+            elsewhere,
         )
         verdicts = guards.after(replica, partition, taken, source.breaches, dead, now)
         if not verdicts and not self._verdicts:

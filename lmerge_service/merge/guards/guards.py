@@ -64,7 +64,7 @@ Cost
     A stable: some comparisons; one that is suspicious: O(replicas). Other elements: nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lmerge_service.config.topology import Topology
@@ -231,6 +231,27 @@ class Guards:
         self._pass(seen, partition, vc)
         return None
 
+    def calm(self, replica: str, partition: int, now: Now) -> int:
+        """Up to here stables of a partition are certain to be merged, and its chunk goes on behind
+        each of them, until the next `after`: they need no `stable`, and go to `passed`."""
+        seen = self._replicas[replica]
+        if partition in seen.held or seen.conduct.watches(partition):
+            return START
+        until = INFINITY - 1
+        if self._unit and self._skew:
+            until = min(until, now.unix_ns // self._unit + self._skew)
+        if self._leap and self._alone:  # the front will not fall; where there is none, it may rise
+            until = min(until, self._front + self._leap) if self._front > START else START
+        return until
+
+    def passed(self, replica: str, partition: int, stables: Sequence[int]) -> None:
+        """Takes stables that are about to be merged and that were `calm`."""
+        seen, highest = self._replicas[replica], max(stables)
+        seen.conduct.stables(partition, stables)
+        if highest > seen.stables[partition]:
+            seen.stables[partition] = highest
+            self._advance(seen, highest)
+
     def _suspicion(self, vc: int, now: Now) -> Guard | None:
         if vc == INFINITY:
             early = self._settings.early_end and self._alone and self._front < INFINITY
@@ -242,7 +263,7 @@ class Guards:
         return None
 
     def _pass(self, seen: _Seen, partition: int, vc: int) -> None:
-        seen.conduct.stable(partition, vc)
+        seen.conduct.stables(partition, (vc,))
         if (held := seen.held.pop(partition, None)) is not None:
             self._going.discard(held)
         if vc > seen.stables[partition]:

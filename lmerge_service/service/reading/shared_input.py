@@ -27,7 +27,7 @@ from operator import attrgetter
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from lmerge_service.core.batches import as_batch
-from lmerge_service.elements import START, Element, Stable
+from lmerge_service.elements import INFINITY, START, Element, Stable
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.dialects import decoders_of
 from lmerge_service.formats.routing import Router
@@ -41,7 +41,7 @@ from lmerge_service.merge.step import MergeStep
 
 __all__ = ("SharedInput", "SharingTask")
 
-_LONGEST: Final = 16
+_LONGEST: Final = 64
 """A chunk is so many times as long as that of a task alone, at the most."""
 
 
@@ -73,7 +73,7 @@ class SharingTask(Protocol):
     def wake(self) -> None:
         """The reader has come further: the task may join it now."""
 
-    def open(self, tp: TopicPartition, records: Sequence[Record]) -> None:
+    def open(self, tp: TopicPartition, records: Sequence[Record]) -> int:
         """See `MergeLoop.open`, as for the next two."""
 
     def offer(
@@ -221,6 +221,8 @@ class _Chunk(Generic[T]):
         self._elements: list[Sequence[Element]] = []
         self._opened: dict[T, int] = {}
         """The tasks that are offered pieces, and how many dead letters there were before."""
+        self._calm = INFINITY
+        """Up to here no task holds a stable, or stops at it."""
 
     def merge(self) -> None:
         shared, partition = self._shared, self._tp.partition
@@ -229,8 +231,8 @@ class _Chunk(Generic[T]):
         final = min((member.stable for member in self._opened), default=START)
         replays = shared.replays_input
         for piece in shared.decoder.pieces(
-            partition, self._records, self._letters, by_stable=not replays, final=final,
-            replay_input=replays,
+            partition, self._records, self._letters, by_stable=not replays, calm=self._calm,
+            final=final, replay_input=replays,
         ):  # fmt: skip
             self._elements += (piece.elements, piece.last)
             self._offer(piece)
@@ -269,7 +271,7 @@ class _Chunk(Generic[T]):
 
     def _open(self, member: T, records: Sequence[Record]) -> None:
         try:
-            member.open(self._tp, records)
+            self._calm = min(self._calm, member.open(self._tp, records))
         except Exception as error:
             self._fail(member, error)
         else:

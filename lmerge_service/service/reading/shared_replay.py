@@ -107,10 +107,10 @@ class _ReplayingTask:
 
     def wake(self) -> None: ...
 
-    def open(self, tp: TopicPartition, _: Sequence[Record]) -> None:
+    def open(self, tp: TopicPartition, _: Sequence[Record]) -> int:
         """See `MergeStep`, as for the next two."""
-        self._step(tp).open(tp.partition, self._state.missed, replay_input=True, routed=True)
-        self._tp = tp
+        self._tp, missed = tp, self._state.missed
+        return self._step(tp).open(tp.partition, missed, replay_input=True, routed=True)
 
     def offer(
         self, piece: DecodedPiece, elements: Sequence[Element], last: Sequence[Element]

@@ -359,9 +359,9 @@ class TaskSource:
         self._task.begin_batch()
         self._loop.begin()
 
-    def open(self, tp: TopicPartition, records: Sequence[Record]) -> None:
+    def open(self, tp: TopicPartition, records: Sequence[Record]) -> int:
         """See `MergeLoop`, as for the next three."""
-        self._loop.open(tp, records)
+        return self._loop.open(tp, records)
 
     def offer(
         self, piece: DecodedPiece, elements: Sequence[Element], last: Sequence[Element]

@@ -352,6 +352,7 @@ class TaskStatus(BaseModel):
     them."""
     output: OutputStatus
     replicas: list[ReplicaStatus]
+    """As this task sees them; empty where `rows_left_out` counts them."""
 
 
 class EngineStatus(BaseModel):
@@ -391,6 +392,9 @@ class Status(BaseModel):
     detached: dict[str, int]
     """Of each replica that is detached, how many records its topic has got since, as far as this
     process has seen."""
+    rows_left_out: int = 0
+    """So many replicas of tasks are not shown, since they are too many for one document: ask for
+    `/status?partition=0` or `/status?replica=a`."""
     tasks: list[TaskStatus]
     output: OutputStatus
     """Of all tasks that this worker leads, or else follows."""

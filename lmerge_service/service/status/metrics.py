@@ -5,7 +5,9 @@ family are disjoint, so that they may be added up. Seconds are seconds; times of
 there in the topology's unit, and as Unix time in seconds where that unit defines one.
 
 Labels: `partition` is the task's, the output partition; `replica` the replica's name in the
-topology. docs/operations/metrics.md has all of them, and tests hold it to what a scrape gives.
+topology. Both together label what is known of replicas, unless that would be over `MOST_ROWS`: then
+`partition` is empty there, and each replica is as all tasks of the worker see it.
+docs/operations/metrics.md has all of them, and tests hold it to what a scrape gives.
 """
 
 import math
@@ -29,6 +31,7 @@ from lmerge_service.merge.feedback import FeedbackOut
 from lmerge_service.merge.findings.evidence import NotificationKind
 from lmerge_service.merge.guards.verdicts import Guard
 from lmerge_service.merge.replica_states import ReplicaPhase
+from lmerge_service.service.status.bounds import MOST_ROWS, as_one_task
 from lmerge_service.service.status.build import readiness_of, status_of
 from lmerge_service.service.status.document import (
     ControlLogStatus,
@@ -77,7 +80,8 @@ class _Collector:
         worker, status = self._worker, status_of(self._worker)
         unit = worker.topology.unit_nanoseconds
         tasks = [((str(each.partition),), each) for each in status.tasks]
-        statuses = [((each.name, *label), each) for label, task in tasks for each in task.replicas]
+        seen = _seen(worker, status, tasks)
+        statuses = [((each.name, *label), each) for label, task in seen for each in task.replicas]
         yield _build(status, self._version)
         yield from _worker_metrics(worker, status)
         yield from _reached(worker, self._feedback)
@@ -89,8 +93,16 @@ class _Collector:
         yield from _snapshot_metrics(tasks)
         yield from _log_metrics(tasks)
         yield from _table_metrics(tasks)
-        yield from _replica_metrics(statuses, tasks, unit)
-        yield from _merge_loop_metrics(tasks, statuses)
+        yield from _replica_metrics(statuses, seen, unit)
+        yield from _merge_loop_metrics(tasks, seen, statuses)
+
+
+def _seen(worker: Worker, status: Status, tasks: _Tasks) -> _Tasks:
+    """Whose replicas are shown, with the value of `partition`: the tasks, or all as one."""
+    if worker.topology.output.partitions * len(status.replicas) <= MOST_ROWS:
+        return tasks
+    one = as_one_task(status)
+    return [] if one is None else [(("",), one)]
 
 
 def _gauge(name: str, text: str, labels: Sequence[str], samples: _Samples) -> Metric:
@@ -470,14 +482,14 @@ def _received(label: tuple[str, ...], replica: ReplicaStatus) -> _Samples:
 _ABOUT_NONE = (NotificationKind.STUCK, NotificationKind.REBUILD)
 
 
-def _merge_loop_metrics(tasks: _Tasks, statuses: _Replicas) -> Iterator[Metric]:
+def _merge_loop_metrics(tasks: _Tasks, seen: _Tasks, statuses: _Replicas) -> Iterator[Metric]:
     held = _each(statuses, lambda each: len(each.held))
     yield _gauge("replica_held", "Partitions whose stable a guard holds.", _REPLICA, held)
     paused = _each(statuses, lambda each: each.state is ReplicaPhase.PAUSED)
     yield _gauge("flow_paused", "1 while flow control does not read it on.", _REPLICA, paused)
     stuck = ((label, each.stuck is not None) for label, each in tasks)
     yield _gauge("flow_stuck", "1 while too much is live for anything to move.", _TASK, stuck)
-    findings = {label: each.findings for label, each in tasks}
+    findings = {label: each.findings for label, each in (*tasks, *seen)}
     found = [
         ((guard, *label), findings[label[1:]].get(guard, {}).get(each.name, 0))
         for label, each in statuses

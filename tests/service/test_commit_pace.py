@@ -1,0 +1,90 @@
+"""A worker that is behind commits less often; one that keeps up commits at once."""
+
+import asyncio
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any, cast
+
+from lmerge_service.elements import Insert
+from lmerge_service.kafka.sink import Committed, Outbox
+from lmerge_service.merge.commit_turns import CommitTurns
+from lmerge_service.merge.counting import Accounts
+from lmerge_service.merge.outlets import Outlets
+from lmerge_service.merge.progress import TaskProgress
+from lmerge_service.merge.snapshots.writer import Snapshots
+from lmerge_service.merge.transaction import Transaction
+from lmerge_service.service.reading.shared_reader import SharedReader
+from tests.merge.judged import topology_of
+from tests.service.test_guarding import Overseen
+
+LIMIT = 20_000
+"""`limits.batch_records`."""
+
+
+class Paced:
+    """A transaction over a sink that takes everything, on a clock of its own."""
+
+    def __init__(self) -> None:
+        self.now, self.apart, self.committed = 1_000.0, 0.0, list[int]()
+        overseen, topology = Overseen(topology_of("ab")), topology_of("ab")
+        monitor: Any = SimpleNamespace(unchanged=print)
+        self.transaction = Transaction(
+            overseen.state, cast(Any, self), monitor,
+            Snapshots(every=1e9, clock=self.clock, counts=Counter()),
+            overseen.reporting, TaskProgress(), Accounts(), Outlets(topology, self.clock),
+            table=None, turns=CommitTurns(), feedback=lambda *_: None, clock=self.clock,
+            apart=lambda: self.apart,
+        )  # fmt: skip
+
+    def clock(self) -> float:
+        return self.now
+
+    async def commit(self, outbox: Outbox, _: object) -> Committed:
+        self.committed.append(len(outbox.records))
+        return Committed(None, None)
+
+    async def merge(self, elements: int, seconds: float) -> list[int]:
+        """So many elements come so much later; what was committed by then, by transaction."""
+        self.now += seconds
+        self.transaction.begin_batch()
+        self.transaction.append([Insert(b"%d" % n, n, n + 1) for n in range(elements)])
+        for _ in range(2):  # once to take note of the last commit, if there was one
+            await self.transaction.publish()
+            await asyncio.sleep(0)
+        return self.committed
+
+
+def test_who_is_behind_gathers_more_between_two_commits_unless_it_is_full() -> None:
+    async def run() -> None:
+        paced = Paced()
+        assert await paced.merge(1, 0) == [1]
+        assert await paced.merge(1, 0.001) == [1, 1], "it keeps up"
+        paced.apart = 0.5
+        assert await paced.merge(2, 0.1) == [1, 1]
+        assert await paced.merge(3, 0.3) == [1, 1]
+        assert await paced.merge(0, 0.11) == [1, 1, 5]
+        assert await paced.merge(LIMIT, 0.1) == [1, 1, 5, LIMIT], "it is full"
+        assert await paced.merge(1, 0.1) == [1, 1, 5, LIMIT]
+        paced.apart = 0.0
+        assert await paced.merge(0, 0.01) == [1, 1, 5, LIMIT, 1], "it has caught up"
+        paced.apart = 0.5
+        assert await paced.merge(1, 0.01) == [1, 1, 5, LIMIT, 1]
+        paced.transaction.hasten()
+        assert await paced.merge(0, 0.01) == [1, 1, 5, LIMIT, 1, 1], "it is wanted at once"
+        await paced.transaction.finish()
+
+    asyncio.run(run())
+
+
+def test_commits_are_the_further_apart_the_more_tasks_are_behind() -> None:
+    now = 10.0
+    reader = SharedReader(cast(Any, None), topology_of("ab"), lambda: now)
+    source: Any = SimpleNamespace(readable=100_000)
+    assert reader.commit_seconds == 0.0, "it reads nothing yet"
+    reader._source, reader._inputs = source, cast(Any, {"tp": None})
+    reader.tasks = cast(Any, dict.fromkeys(range(5)))
+    assert reader.commit_seconds == 0.2
+    reader.tasks = cast(Any, dict.fromkeys(range(64)))
+    assert reader.commit_seconds == 1.0
+    source.readable = 10
+    assert reader.commit_seconds == 0.0
