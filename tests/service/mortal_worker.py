@@ -50,7 +50,8 @@ class Step:
     waits: int = 6
     """How often it waits, more or less."""
     needs: str | None = None
-    """What has to be decided for it to come: `attach` or `cutover`."""
+    """What has to happen for it to come: `attach` or `cutover`, which are decided, or `no table`,
+    whose topic is deleted."""
     follows: bool = False
     """It is a standby's."""
 
@@ -73,7 +74,7 @@ STEPS: Final = {
     "cutover": Step(CutoverReadiness, "_write", needs="cutover", waits=3),
     "cutover done": Step(MergeTask, "_carry_out", (3, 3), needs="cutover"),
     "table filled": Step(TableWriter, "gather", (1, 8)),
-    "table swept": Step(Sweep, "_clear", waits=5),
+    "table swept": Step(Sweep, "_clear", waits=5, needs="no table"),
     "table sampled": Step(Sweep, "_sample", (1, 20), waits=2),
     "table expired": Step(Sweep, "_expire", (8, 24), waits=3),
 }
