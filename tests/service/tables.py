@@ -3,6 +3,7 @@
 import asyncio
 import random
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,10 +11,13 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.structs import ConsumerRecord
 
+from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.kafka.connection import Connection
+from lmerge_service.offline.table_audit import TableVerdict, audit_table
 from tests.service.cluster import Merge
 from tests.table_reader import TableView, TopicEvents, live, reconstituted
 
-__all__ = ("Loading", "follow", "live_of", "output_of", "records_of", "table_of")
+__all__ = ("Loading", "audited", "follow", "live_of", "output_of", "records_of", "table_of")
 
 
 async def _records(merge: Merge, topic: str, start: int = 0) -> list[ConsumerRecord[Any, Any]]:
@@ -36,6 +40,12 @@ async def _records(merge: Merge, topic: str, start: int = 0) -> list[ConsumerRec
 
 def records_of(merge: Merge, topic: str) -> list[ConsumerRecord[Any, Any]]:
     return asyncio.run(_records(merge, topic))
+
+
+def audited(merge: Merge) -> TableVerdict:
+    """What `lmerge audit --table` finds."""
+    connection, now = Connection(merge.bootstrap), time.time_ns() // 1_000_000
+    return asyncio.run(audit_table(connection, merge.output, WireDecoder(), keep=None, now=now))
 
 
 def output_of(merge: Merge) -> list[ConsumerRecord[Any, Any]]:

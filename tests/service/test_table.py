@@ -19,7 +19,7 @@ from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.merge.internal_topics import prepare
 from tests.service.cluster import Merge, Worker, logical, replica_streams
-from tests.service.tables import Loading, live_of, output_of, table_of
+from tests.service.tables import Loading, audited, live_of, output_of, table_of
 from tests.table_reader import TableView, reconstituted
 
 pytestmark = pytest.mark.kafka
@@ -48,6 +48,7 @@ def assert_right(merge: Merge, *, keyed: bool = True) -> TableView:
     assert view.is_whole
     assert not live_of(records, keyed=keyed) - view.events()
     assert not view.events() - reconstituted(records, keyed=keyed)
+    assert audited(merge).divergences == []
     return view
 
 
