@@ -30,7 +30,7 @@ from lmerge_service.service.task_phases import Phase
 from lmerge_service.service.worker import Worker
 from lmerge_service.tdb import TDB, reconstitute
 from tests.simulation.adapter import build, machine, work
-from tests.simulation.loop import BEGAN, run
+from tests.simulation.loop import run
 from tests.simulation.memory import Broker
 from tests.simulation.network import Network
 
@@ -110,7 +110,7 @@ async def day(broker: CountingBroker, number: int) -> Counter[str]:
     with suppress(asyncio.CancelledError):
         await working
     network.close()
-    before = int((BEGAN + asyncio.get_running_loop().time() - DAY) * 1_000)
+    before = int((asyncio.get_running_loop().time() - DAY) * 1_000)
     for topic in (OUTPUT.state_topic, OUTPUT.table_topic):
         broker.compact(topic, forget_before=before)
     for tp in (*SOURCES, TopicPartition(OUTPUT.events_topic, 0)):
@@ -121,8 +121,7 @@ async def day(broker: CountingBroker, number: int) -> Counter[str]:
 
 
 async def days(count: int) -> tuple[list[Counter[str]], TDB]:
-    clock = asyncio.get_running_loop().time
-    broker = CountingBroker(lambda: BEGAN + clock())  # records are as old as workers find them
+    broker = CountingBroker(asyncio.get_running_loop().time)
     for tp in SOURCES:
         broker.create(tp.topic)
     lived = [await day(broker, number) for number in range(count)]
