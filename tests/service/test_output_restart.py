@@ -293,30 +293,3 @@ def wait_for_event(worker: Worker, event: str) -> None:
     deadline = time.monotonic() + 8
     while time.monotonic() < deadline and not worker.logged(event):
         time.sleep(0.02)
-
-
-@pytest.mark.full
-def test_a_standby_that_finds_nothing_to_follow_does_not_end_and_the_leader_goes_on(
-    merge: Merge,
-) -> None:
-    """What is lost is in the leading worker's memory; only who leads may end with 4."""
-    with merge.worker() as leads:
-        wait_until_running(leads)
-        merge.publish("a", [Insert(b'"kept"', 1, 90), Insert(b'"short"', 2, 5), Stable(10)])
-        wait_for_snapshots(merge, leads)
-        lose_state(merge)
-        with merge.worker() as follows:
-            deadline = time.monotonic() + 60
-            while not follows.logged("output lost"):
-                assert follows.process.poll() is None, follows.text()
-                assert time.monotonic() < deadline, follows.text()
-                time.sleep(0.1)
-            merge.publish("a", [Insert(b'"later"', 20, 30), Stable(40)])
-            leads.wait(lambda s: s["output"]["stable_point"] == 40, "the output to go on", 60)
-            follows.wait(
-                lambda s: {each["phase"] for each in s["tasks"]} == {"following"},
-                "the standby to follow from the leader's next snapshot",
-                120,
-            )
-            leads.kill()
-            follows.wait(lambda s: s["output"]["stable_point"] == 40, "it to take over", 60)
