@@ -95,14 +95,15 @@ class TableView:
     def followed(self, output: Iterable[TableRecord], *, start: int) -> TopicEvents:
         """What they become with the output's records from an offset on, as upserts: what is not
         there cannot be revised, and is not removed. Where the output starts over, so do they."""
-        events, incarnation = self.events(), self.incarnation
-        keyed = not any("n" in json.loads(key) for key in self.rows)
+        keyed, incarnation = not any("n" in json.loads(key) for key in self.rows), self.incarnation
+        following = _Following(self.events(), keyed=keyed)
         for record in output:
             if record.offset >= start and record.value is not None:
                 if _incarnation(record) > incarnation:
-                    events, incarnation = Counter(), _incarnation(record)
-                _apply(events, json.loads(record.value), keyed=keyed)
-        return +events
+                    following = _Following(Counter(), keyed=keyed)
+                    incarnation = _incarnation(record)
+                following.apply(json.loads(record.value))
+        return following.events()
 
     def stable(self, output: Iterable[TableRecord]) -> int:
         """The highest stable in the output's last incarnation."""
@@ -111,20 +112,34 @@ class TableView:
         return max((_end(e, "vc") for e in stables if e["op"] == "stable"), default=START)
 
 
-def _apply(events: TopicEvents, element: Mapping[str, Any], *, keyed: bool) -> None:
-    if element["op"] == "stable":
-        return
-    payload, vs, ve = _text(element["payload"]), element["vs"], _end(element)
-    if keyed:  # (payload, vs) is a key: the latest end holds
-        for event in [each for each in events if each[:2] == (payload, vs)]:
-            del events[event]
-    elif element["op"] == "adjust":
-        vold = _end(element, "vold")
-        if not events[payload, vs, vold]:
+class _Following:
+    """Events, and what elements make of them."""
+
+    def __init__(self, events: TopicEvents, *, keyed: bool) -> None:
+        self._events, self._keyed = events, keyed
+        self._ends = {(payload, vs): ve for payload, vs, ve in events} if keyed else {}
+
+    def apply(self, element: Mapping[str, Any]) -> None:
+        if element["op"] == "stable":
             return
-        events[payload, vs, vold] -= 1
-    if ve != vs:
-        events[payload, vs, ve] += 1
+        payload, vs, ve = _text(element["payload"]), element["vs"], _end(element)
+        if self._keyed:  # (payload, vs) is a key: the latest end holds
+            self._ends.pop((payload, vs), None)
+            if ve != vs:
+                self._ends[payload, vs] = ve
+            return
+        if element["op"] == "adjust":
+            vold = _end(element, "vold")
+            if not self._events[payload, vs, vold]:
+                return
+            self._events[payload, vs, vold] -= 1
+        if ve != vs:
+            self._events[payload, vs, ve] += 1
+
+    def events(self) -> TopicEvents:
+        if self._keyed:
+            return Counter((payload, vs, ve) for (payload, vs), ve in self._ends.items())
+        return +self._events
 
 
 def reconstituted(
@@ -132,11 +147,11 @@ def reconstituted(
 ) -> TopicEvents:
     """What the whole output is, in its last incarnation, which may have begun already without a
     record."""
-    events: TopicEvents = Counter()
+    following = _Following(Counter(), keyed=keyed)
     for record in _latest(output, incarnation):
         if record.value is not None:
-            _apply(events, json.loads(record.value), keyed=keyed)
-    return +events
+            following.apply(json.loads(record.value))
+    return following.events()
 
 
 def live(events: TopicEvents, stable: int) -> TopicEvents:

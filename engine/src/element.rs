@@ -51,6 +51,14 @@ impl Rec {
         }
     }
 
+    /// The insert of the event as this adjust leaves it.
+    pub fn inserting(&self) -> Rec {
+        Rec {
+            kind: Kind::Insert,
+            ..*self
+        }
+    }
+
     /// Where its payload is.
     pub fn range(&self) -> Range<usize> {
         self.start as usize..self.start as usize + self.size as usize

@@ -9,6 +9,7 @@ mod hashing;
 mod index;
 mod r3;
 mod remembered;
+mod table;
 mod wire;
 
 use pyo3::prelude::*;

@@ -29,12 +29,22 @@ _WHAT = "An element file, - for stdin, or kafka:TOPIC; for Spark also a folder o
 
 def audit(
     left: str = argument("X", _WHAT),
-    others: list[str] = argument("Y", "What X is compared with."),
+    others: list[str] = argument("Y", "What X is compared with.", default=[]),
     most: int = option("N", "Name so many differences at the most.", min=1, default=10),
     clip: bool = flag(
         "Compare what is final in all streams: events that began before the lowest of "
         "their stable points, ends cut there.",
         "--clip",
+    ),
+    table: bool = flag(
+        "Compare X, a merge's output, with its table, the topic X.table: rows, and the offsets in "
+        "their headers.",
+        "--table",
+    ),
+    keep: str | None = option(
+        "DURATION",
+        "With --table: also events that have been final for less than this, as 7d, must be there.",
+        default=None,
     ),
     engine: Literal["python", "spark"] = flag(
         "What reads: one process, or Spark, for streams of any size.", default="python"
@@ -61,11 +71,21 @@ def audit(
     First each is checked by itself: an element that touches what an earlier stable of the same
     stream made final, or an event that is not there, ends the audit with exit 2 and its place.
 
+    With --table an output is compared with its table topic instead, at whatever moment it is.
+
     All replicas of an output are audited at once: `lmerge audit kafka:merged kafka:a kafka:b`.
 
     Example: `lmerge audit merged.ndjson jan/logical.ndjson`
     """
     sources, rule = [left, *others], equality.rule
+    if table:
+        if others or clip or engine == "spark" or html is not None:
+            raise ConfigurationError("--table compares kafka:OUTPUT with its table, by itself")
+        raise typer.Exit(_table(left, keep, rule, kafka, most, as_json=json))
+    if not others:
+        raise ConfigurationError("what is X compared with? Name Y, or give --table")
+    if keep is not None:
+        raise ConfigurationError("--keep needs --table")
     files = [each for each in sources if topic_of(each) is None]
     if engine == "spark":
         from lmerge_service.cli.audit_spark import SparkAudit
@@ -87,6 +107,30 @@ def audit(
         if each.contradicted is not None:
             typer.echo(f"warning: {each.name}: {each.contradicted}", err=True)
     raise typer.Exit(0 if verdict.equivalent else 1)
+
+
+def _table(
+    source: str, keep: str | None, rule: Rule, kafka: KafkaOptions, most: int, *, as_json: bool
+) -> int:
+    """The exit code."""
+    import asyncio
+    import time
+
+    from lmerge_service.config.durations import seconds_of
+    from lmerge_service.offline.table_audit import audit_table
+
+    if (topic := topic_of(source)) is None:
+        raise ConfigurationError(f"{source}: --table needs the output's topic, as kafka:OUTPUT")
+    try:
+        seconds = None if keep is None else seconds_of(keep)
+    except ValueError as error:
+        raise ConfigurationError(f"--keep: {error}") from None
+    now = time.time_ns() // 1_000_000
+    audit = audit_table(kafka.connection(), topic, rule.decoder(), keep=seconds, now=now)
+    verdict = asyncio.run(audit)
+    lines = audit_shown.table_lines(verdict, most)
+    report(audit_shown.table_document(verdict, most), *lines, as_json=as_json)
+    return 0 if verdict.matches else 1
 
 
 def _audited(source: str, kafka: KafkaOptions, rule: Rule) -> Audited:

@@ -15,11 +15,20 @@ from lmerge_service.cli.words import (
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.tdb import Difference
 
-__all__ = ("document", "ends", "lines", "stream_line", "verdict_lines")
+__all__ = (
+    "document",
+    "ends",
+    "lines",
+    "stream_line",
+    "table_document",
+    "table_lines",
+    "verdict_lines",
+)
 
 
 if TYPE_CHECKING:
     from lmerge_service.offline.audit import Audited, EquivalenceVerdict, StreamRestart
+    from lmerge_service.offline.table_audit import TableVerdict
     from lmerge_service.spark.audit import findings
 
     Counted: TypeAlias = Audited | findings.StreamSummary
@@ -119,3 +128,35 @@ def _difference(found: Difference) -> dict[str, Any]:
     sides = [[finite(ve) for ve in of] for of in found.ends]
     both = dict(zip(("left", "right"), sides, strict=True)) if len(sides) == 2 else {"ends": sides}
     return {"payload": payload_json(found.payload), "vs": found.vs, **both}
+
+
+def table_lines(found: "TableVerdict", most: int) -> Iterator[str]:
+    """What a table has, whether that is what its output is, and the first divergences."""
+    yield (
+        f"{found.table}: whole, {found.rows:,} rows; {found.checked:,} records checked by the "
+        "offsets in their headers"
+    )
+    total = len(found.divergences)
+    if total:
+        yield f"NOT what {found.output} is: {total:,} divergences"
+    else:
+        yield f"what {found.output} is: all {found.live:,} live events, and no other event"
+    for each in found.divergences[:most]:
+        at = "" if each.offset is None else f" at offset {each.offset}"
+        yield f"  partition {each.partition}{at}, key {shortened(each.key)}: {each.why}"
+    if (more := total - most) > 0:
+        yield f"  and {more:,} more (--most shows more)"
+    if found.since > START:
+        yield f"compared by the events that end at {point(found.since)} or later"
+
+
+def table_document(found: "TableVerdict", most: int) -> dict[str, Any]:
+    """The same for programs."""
+    named = ("partition", "key", "offset", "why")
+    return {
+        "matches": found.matches,
+        **fields_of(found, "output", "table", "rows", "live", "checked"),
+        "divergences_total": len(found.divergences),
+        "divergences": [fields_of(each, *named) for each in found.divergences[:most]],
+        **({} if found.since == START else {"since": finite(found.since)}),
+    }

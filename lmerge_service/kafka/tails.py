@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from lmerge_service.elements import Element
+from lmerge_service.elements import START, Element
 from lmerge_service.errors import ElementError
 from lmerge_service.formats.headers import incarnation_of
 from lmerge_service.formats.wire import WireDecoder
@@ -22,6 +22,8 @@ class Tail:
     partition: int
     element: Element
     incarnation: int
+    joining_at: int = START
+    """The incarnation has every event that ends at this time or later; START: all events."""
 
 
 def next_incarnation(tail: Iterable[Tail]) -> int:
@@ -61,7 +63,8 @@ async def _last(source: Source, place: TopicPartition, start: int, end: int) -> 
 
 def _tail(place: TopicPartition, record: Record) -> Tail | None:
     try:
-        incarnation, _ = incarnation_of(record.headers)
-        return Tail(place.partition, WireDecoder().decode(record.value), incarnation)
+        incarnation, joining_at = incarnation_of(record.headers)
+        element = WireDecoder().decode(record.value)
+        return Tail(place.partition, element, incarnation, joining_at)
     except ElementError:
         return None

@@ -63,14 +63,15 @@ _CONFIG_LOOKS: Final = 5
 _KEPT = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
 _SEGMENTS = {"segment.bytes": str(64 << 20)}
 """Kafka frees whole segments of what is deleted, and never the one that is written."""
-_EVENTS = {
+_FOR_PEOPLE = {
     "retention.ms": str(30 * 24 * 3_600_000),
     "retention.bytes": str(1 << 30),
     "cleanup.policy": "delete",
     "segment.ms": str(24 * 3_600_000),
     **_SEGMENTS,
 }
-"""Evidence is for people, who look at it or do not: bounded in time and in size."""
+"""Evidence and dead letters are for people, who look at them or do not: bounded in time and size. A
+dead letter is in its replica's topic as well, at the place that its headers name."""
 TABLE_CONFIG: Final = {
     "cleanup.policy": "compact",
     "min.cleanable.dirty.ratio": "0.1",
@@ -142,8 +143,8 @@ def _side_topics(topology: Topology) -> dict[str, tuple[int | None, dict[str, st
     room = {"max.message.bytes": str(_LARGEST_SIDE_BATCH)}
     output, largest = topology.output, str(largest_record(topology))
     side: dict[str, tuple[int | None, dict[str, str]]] = {
-        output.dead_letter_topic: (None, _KEPT | room),
-        output.events_topic: (None, _EVENTS | room),
+        output.dead_letter_topic: (None, _FOR_PEOPLE | room),
+        output.events_topic: (None, _FOR_PEOPLE | room),
     }
     if output.table:
         made = TABLE_CONFIG | {"max.message.bytes": largest}

@@ -315,7 +315,7 @@ class Worker:
             except LostOutputError as error:
                 if held.given_up or self.stopping:
                     return
-                if self.topology.output.on_lost_state == "stop":
+                if role == "leads" and self.topology.output.on_lost_state == "stop":
                     raise
                 await self._lost_output(task, role, error)
 
@@ -348,7 +348,8 @@ class Worker:
 
     async def _lost_output(self, task: MergeTask, role: Role, error: LostOutputError) -> None:
         """Decides that the output starts over, where the topology allows that without a person.
-        Who follows waits: the leading task may have in memory what is lost here.
+        Who follows waits, whatever the topology allows: the leading task may have in memory what is
+        lost here, and takes snapshots of it.
 
         Raises:
             StateError: too little is known of the replicas.

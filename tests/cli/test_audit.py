@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
+from lmerge_service.cli import audit_shown
+from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
+from lmerge_service.offline.table_audit import TableDivergence, TableVerdict
 from tests.cli.conftest import Lmerge
 from tests.offline.streams import on_the_wire, write
 
@@ -195,3 +197,42 @@ def test_strings_that_differ_in_unicode_form_only_meet_with_nfc(
     assert lmerge("audit", "composed", "decomposed", "--nfc").code == 0
     assert lmerge("merge", "composed", "decomposed", "-o", "merged", "--nfc").code == 0
     assert lmerge("audit", "merged", "composed").code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["one"], "what is X compared with? Name Y, or give --table"),
+        (["one", "--table"], "one: --table needs the output's topic, as kafka:OUTPUT"),
+        (["kafka:out", "same", "--table"], "--table compares kafka:OUTPUT with its table"),
+        (["one", "same", "--keep", "7d"], "--keep needs --table"),
+        (["kafka:out", "--table", "--keep", "7"], "--keep: a duration is a number and a unit"),
+    ],
+)
+def test_what_a_table_is_compared_with_is_its_output_alone(
+    lmerge: Lmerge, arguments: list[str], why: str
+) -> None:
+    done = lmerge("audit", *arguments)
+    assert done.code == 2
+    assert why in done.err
+
+
+def test_a_table_is_shown_in_lines_and_as_a_document() -> None:
+    wrong = TableDivergence(1, '{"vs":6,"digest":"0"}', 4, "the row is removed, and …")
+    found = TableVerdict("kafka:o", "kafka:o.table", 5, 4, 9, 10, [wrong, wrong])
+    assert [*audit_shown.table_lines(found, 1)] == [
+        "kafka:o.table: whole, 5 rows; 9 records checked by the offsets in their headers",
+        "NOT what kafka:o is: 2 divergences",
+        '  partition 1 at offset 4, key {"vs":6,"digest":"0"}: the row is removed, and …',
+        "  and 1 more (--most shows more)",
+        "compared by the events that end at 10 or later",
+    ]
+    shown = audit_shown.table_document(found, 1)
+    assert (shown["matches"], shown["divergences_total"], shown["since"]) == (False, 2, 10)
+    assert shown["divergences"] == [
+        {"partition": 1, "key": wrong.key, "offset": 4, "why": wrong.why}
+    ]
+    right = TableVerdict("kafka:o", "kafka:o.table", 5, 4, 9, START, [])
+    assert [*audit_shown.table_lines(right, 1)][1:] == [
+        "what kafka:o is: all 4 live events, and no other event"
+    ]

@@ -11,11 +11,12 @@ from lmerge_service.config.topology import Topology
 from lmerge_service.drills.records import CommittedRecord
 from lmerge_service.elements import Element, Stable
 from lmerge_service.formats.table import offset_headers
-from lmerge_service.formats.wire import encode
+from lmerge_service.formats.wire import WireDecoder, encode
 from lmerge_service.merge.commit_record import TableCheckpoint
 from lmerge_service.merge.outlets import Outlets
 from lmerge_service.merge.table.writer import TableWriter
 from lmerge_service.merge.task_state import TaskState
+from lmerge_service.offline.table_audit import PartitionAudit
 from tests.table_reader import TableView, TopicEvents, live, reconstituted
 
 __all__ = ("TableLog", "table_topology")
@@ -140,6 +141,15 @@ class TableLog:
     def live(self) -> TopicEvents:
         return live(self.events, TableView().stable(self.output))
 
+    def audited(self) -> PartitionAudit:
+        """What `lmerge audit --table` finds."""
+        audit = PartitionAudit(0, "out.table", WireDecoder(), None)
+        audit.load(self.table)
+        audit.loaded()
+        audit.take(self.output)
+        audit.finish(0)
+        return audit
+
     def check(self, views: Sequence[TableView] = ()) -> None:
         """The table, if it is whole, and what was loaded of it before and followed since."""
         view = self.view()
@@ -147,6 +157,8 @@ class TableLog:
             assert view.is_whole or not view.seen
             assert not self.live - view.events(), "rows are missing"
             assert not view.events() - self.events, "rows are stale"
+        if view.is_whole:
+            assert not (found := self.audited().divergences), found
         for each in [view, *views]:
             if each.is_whole:
                 start = each.contains_to

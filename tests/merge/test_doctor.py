@@ -116,8 +116,9 @@ def test_who_trims_needs_the_right_to_and_events_must_be_bounded() -> None:
     assert "our user lacks Delete" in line
     (line,) = of_output(topology(), may, name="out.control")
     assert line.startswith("ok")
-    (line,) = of_output(topology(), name="out.events")
-    assert "retention.ms and retention.bytes are -1: it grows for ever" in line
+    for name in ("out.events", "out.dead-letters"):
+        (line,) = of_output(topology(), name=name)
+        assert "retention.ms and retention.bytes are -1: it grows for ever" in line
     (line,) = of_output(topology(), name="out.events", retention_ms="1000")
     assert line.startswith("ok")
     (line,) = of_output(topology(), name="out.events", retention_bytes="1000")

@@ -22,6 +22,7 @@ from lmerge_service.merge.decisions.records import (
     Detach,
     Quarantine,
     Release,
+    RestartOutput,
     SetPolicy,
     decide,
     decode,
@@ -518,3 +519,15 @@ def test_what_nobody_could_read_is_not_written() -> None:
     too_long = decide(Quarantine("a", "x" * (LONGEST_REASON + 1)), "anna")
     with pytest.raises(ValueError, match="no decision: "):
         encode(too_long)
+
+
+def test_long_decisions_are_forgotten_earlier_so_that_a_fold_has_room_for_them() -> None:
+    """A thousand of the longest that there may be are many times what a fold has."""
+    log = Log(topology("a", "b"))
+    replicas = {f"r{number:03d}{'x' * 150}": None for number in range(900)}
+    for incarnation in range(1, 41):
+        log.do(RestartOutput(incarnation, 0, replicas))
+    sizes = [len(encode(each.decision)) for each in log.ledger.history]
+    assert 1 < len(sizes) < 40
+    assert sum(sizes) <= 2 << 20 < sum(sizes) + sizes[-1]
+    assert log.again().history == log.ledger.history

@@ -1,11 +1,14 @@
 """What of the output may be deleted, when, and what is reported: on a Kafka in memory."""
 
 import asyncio
+import re
 from collections.abc import Coroutine
+from pathlib import Path
 from random import Random
 from typing import Any, cast
 
 import pytest
+import yaml
 
 from lmerge_service.config.topology import Topology
 from lmerge_service.errors import RefusedError
@@ -159,6 +162,51 @@ def test_the_margin_is_what_retention_leaves_after_the_older_snapshot() -> None:
         scene = await Scene(task, retention_ms=600_000, longest_outage="1m").written()
         await scene.look()
         assert scene.retention.too_short() == []
+
+    play(main())
+
+
+DAY = 86_400
+PAGE = Path(__file__).parents[2] / "docs" / "operations" / "recovery.md"
+
+
+def settings_of_the_page() -> dict[str, tuple[str, int]]:
+    """By how long the output is to be kept: the topology's lines, and `retention.ms`."""
+    _, _, table = PAGE.read_text().partition("| to keep the output for |")
+    rows = [line.split("|")[1:-1] for line in table.partition("\n\n")[0].splitlines()[2:]]
+    found, lifetime = {}, ""
+    for what, lines, topic in rows:
+        lifetime = lifetime if topic.strip() == "the same" else topic
+        (milliseconds,) = re.findall(r"retention\.ms=(-?\d+)", lifetime)
+        found[what.strip()] = ", ".join(re.findall(r"`(.*?)`", lines)), int(milliseconds)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("what", "days", "begins"),
+    [("a day", 1, 9), ("a week, and until billing has read it", 7, 2), ("ever", 7, 0),
+     ("a week, by Kafka itself (segments in tiered storage, say)", 7, 0)],
+)  # fmt: skip
+def test_the_settings_that_the_page_gives_keep_what_they_are_for(
+    what: str, days: int, begins: int
+) -> None:
+    """Ten records, one a day; snapshots cover what was published by an hour ago."""
+    lines, lifetime = settings_of_the_page()[what]
+    given = yaml.safe_load("{" + lines.replace("T,", "out,") + "}") if lines else {}
+    output = given.get("output", {})
+
+    async def main() -> None:
+        task = Task(9, 9, end=10, taken=10 * DAY - 3_600)
+        scene = Scene(task, retention_ms=lifetime, **output)
+        for _ in range(10):
+            scene.broker.produce(OUT, [(None, b"x", ())])
+            await asyncio.sleep(DAY)
+        scene.broker.offsets["billing"] = {OUT: 2}
+        assert await scene.look() == begins
+        assert scene.retention.too_short() == []
+        scene.broker.offsets["billing"] = {OUT: 9}
+        if output.get("readers"):
+            assert await scene.look() == 10 - days + 1, "a moment has passed since the tenth day"
 
     play(main())
 

@@ -13,7 +13,7 @@ from aiokafka import TopicPartition
 from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.partitions_sink import PartitionsOutbox, PartitionsSink
 from lmerge_service.kafka.topics import Topics
-from lmerge_service.merge.commit_record import chunk_key
+from lmerge_service.merge.commit_record import COMMIT_KEY, chunk_key
 from lmerge_service.queries.loading import load
 from lmerge_service.queries.plan import Query
 from lmerge_service.replicas.commit_record import ReplicaCommit, state_topic
@@ -162,7 +162,7 @@ def spoil(bootstrap: str, to: str, commit: ReplicaCommit, snapshots: int) -> Non
                 offset = done.state - 1
                 places[at] = msgspec.structs.replace(places[at], first=offset, last=offset)
             mended = msgspec.structs.replace(commit, snapshots=tuple(places))
-            await sink.commit(PartitionsOutbox(state=[(b"mark", mended.encoded())]))
+            await sink.commit(PartitionsOutbox(state=[(COMMIT_KEY, mended.encoded())]))
 
     asyncio.run(write())
 

@@ -57,6 +57,9 @@ def scattered(payload: bytes, width: int) -> int:
     return random.Random(payload).randrange(width)
 
 
+LMERGE_RUN = ("lmerge_service.cli", "run")
+"""The module that a worker process runs, and its first arguments."""
+
 SESSION_SECONDS = 1.0
 """How long a worker may be silent; the local broker allows it."""
 
@@ -90,10 +93,10 @@ class Merge:
         self.path.write_text(json.dumps(document))
 
     @contextlib.contextmanager
-    def worker(self, *options: str) -> Iterator["Worker"]:
+    def worker(self, *options: str, program: Sequence[str] = LMERGE_RUN) -> Iterator["Worker"]:
         """A worker process that is gone, one way or the other, when this is left."""
         log = self.folder / f"{self.name}.{next(self._logs)}.log"
-        worker = Worker(self.path, log, options=options)
+        worker = Worker(self.path, log, options=options, program=program)
         try:
             yield worker
         finally:
@@ -166,13 +169,16 @@ class Merge:
         widths: Mapping[str, int] | None = None,
         *,
         elements: int = 8,
+        pause: float = 0.02,
     ) -> Iterator[None]:
-        """Replicas that publish all the time, some elements each every 20 ms; when this is left,
-        they have published everything."""
+        """Replicas that publish all the time, some elements each with pauses of so many seconds;
+        when this is left, they have published everything."""
         hurry = threading.Event()
         with ThreadPoolExecutor(1) as pool:
             publishing = pool.submit(
-                lambda: asyncio.run(self._publish_all(streams, widths or {}, elements, hurry))
+                lambda: asyncio.run(
+                    self._publish_all(streams, widths or {}, elements, pause, hurry)
+                )
             )
             try:
                 yield
@@ -185,6 +191,7 @@ class Merge:
         streams: Mapping[str, Sequence[Element]],
         widths: Mapping[str, int],
         count: int,
+        pause: float,
         hurry: threading.Event,
     ) -> None:
         async with Topics(Connection(self.bootstrap)) as topics:
@@ -204,7 +211,7 @@ class Merge:
                         del left[replica]
                 await asyncio.gather(*sent)
                 if not hurry.is_set():
-                    await asyncio.sleep(0.02)
+                    await asyncio.sleep(pause)
 
     def last_commit(self, partition: int = 0) -> CommitRecord | None:
         """What the task last committed of where it stands."""
@@ -263,13 +270,19 @@ class Worker:
     """`lmerge run`, as a process."""
 
     def __init__(
-        self, path: Path, log: Path, port: int | None = None, *, options: Sequence[str] = ()
+        self,
+        path: Path,
+        log: Path,
+        port: int | None = None,
+        *,
+        options: Sequence[str] = (),
+        program: Sequence[str] = LMERGE_RUN,
     ):
         self.log = log
         port = port or free_port()
         self.address = f"http://127.0.0.1:{port}"
         self._client = httpx.Client(base_url=self.address, timeout=2, trust_env=False)
-        command = [sys.executable, "-m", "lmerge_service.cli", "run", str(path), "--json", *options]
+        command = [sys.executable, "-m", *program, str(path), "--json", *options]
         with log.open("ab") as out:
             self.process = subprocess.Popen(
                 [*command, "--http-port", str(port)], stdout=out, stderr=out

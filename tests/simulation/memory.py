@@ -295,8 +295,9 @@ class Broker:
             key, _, headers = entry.message
             entry.message = (key, value, headers)
 
-    def compact(self, name: str) -> None:
-        """Of what is settled and has a key, only the last record of each key stays."""
+    def compact(self, name: str, *, forget_before: int = 0) -> None:
+        """Of what is settled and has a key, only the last record of each key stays; no tombstone
+        that was written before a time in milliseconds (`delete.retention.ms`)."""
         for partition in self._topic(name).partitions:
             settled = partition.last_stable
             last = {
@@ -309,7 +310,11 @@ class Broker:
                 for e in partition.entries
                 if e.offset >= settled
                 or (e.state == "committed" and e.message[0] is None)
-                or (e.state == "committed" and last[e.message[0]] == e.offset)
+                or (
+                    e.state == "committed"
+                    and last[e.message[0]] == e.offset
+                    and (e.message[1] is not None or e.timestamp >= forget_before)
+                )
             ]
 
     # --- inside ---------------------------------------------------------------------------------

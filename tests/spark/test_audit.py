@@ -314,6 +314,23 @@ def test_topics_of_any_width_are_compared_with_files(
     assert any(each.startswith(f"kafka:{wide} had 2 events later than the first") for each in lines)
 
 
+@pytest.mark.full
+def test_a_topic_that_is_correct_from_some_time_on_only_is_refused_with_what_compares_it(
+    audit: Lmerge, bootstrap: str, topic_name: Callable[..., str]
+) -> None:
+    """It lacks what ended before, which would be differences."""
+    late = topic_name("late")
+    make_topic(bootstrap, late)
+    send(bootstrap, late, sent([Insert("A", 1, 2), Stable(9)]))
+    send(bootstrap, late, sent(SAME, headers=incarnation_headers(1, 20)))
+    done = audit(f"kafka:{late}", "one", "--bootstrap", bootstrap)
+    assert (done.code, done.out) == (2, "")
+    assert done.err == (
+        f"error: kafka:{late} is in incarnation 1, correct from 20 on, and an audit in Spark "
+        "compares all events; one without Spark compares those that end then or later\n"
+    )
+
+
 @pytest.mark.deep
 def test_what_is_not_legal_in_a_topic_is_named_by_its_offset(
     audit: Lmerge, bootstrap: str, topic_name: Callable[..., str]

@@ -26,8 +26,8 @@ Invariants
     G1  Folding never raises, whatever a record holds; the same records give the same ledger.
     G2  The version is the number of accepted decisions.
     G3  An attachment's epoch is the version that began it: another epoch is another attachment.
-    G4  What is kept is bounded: the last 1,000 decisions and gaps, and beside the replicas that
-        are desired or declared 1,000 that are not.
+    G4  What is kept is bounded: the last 1,000 decisions, of 2 MiB together, the last 1,000 gaps,
+        and beside the replicas that are desired or declared 1,000 that are not.
     G5  A cutover that runs obeys C3 (`cutover`): a decision that would break it ends it.
     G6  A ledger that began with a fold is the one that all records give (F2).
 
@@ -90,6 +90,9 @@ __all__ = (
 )
 
 _REMEMBERED: Final = 1_000
+_REMEMBERED_BYTES: Final = 2 << 20
+"""Of the decisions that are remembered, as they are encoded: a fold has room for them. The last one
+is, whatever its size."""
 _MOST: Final = 1_000
 _NAMED: Final = 20
 
@@ -136,6 +139,8 @@ class Ledger:
         """The incarnation that the output is to be in."""
         self._policy_decided = False
         self._entries: OrderedDict[str, Entry] = OrderedDict()
+        self._bytes = 0
+        """Of the decisions in them."""
 
     @property
     def policy(self) -> OutputPolicy:
@@ -248,7 +253,9 @@ class Ledger:
         self.replicas = {each.replica.name: each for each in state.replicas}
         self.accepted_gaps = deque(state.accepted_gaps, maxlen=_REMEMBERED)
         self.cutover, self.output = state.cutover, state.output
-        self._entries = OrderedDict((each.decision.id, each) for each in state.entries)
+        self._entries, self._bytes = OrderedDict(), 0
+        for entry in state.entries:
+            self._remember(entry)
 
     # --- verdicts -------------------------------------------------------------------------------
 
@@ -263,10 +270,17 @@ class Ledger:
             refusal = error.refusal
             self.refused[refusal.kind] += 1
         entry = Entry(offset, decision, self.version, refusal)
-        self._entries[decision.id] = entry
-        if len(self._entries) > _REMEMBERED:
-            self._entries.popitem(last=False)
+        self._remember(entry)
         return entry
+
+    def _remember(self, entry: Entry) -> None:
+        self._entries[entry.decision.id] = entry
+        self._bytes += len(encode(entry.decision))
+        while len(self._entries) > _REMEMBERED or (
+            self._bytes > _REMEMBERED_BYTES and len(self._entries) > 1
+        ):
+            _, gone = self._entries.popitem(last=False)
+            self._bytes -= len(encode(gone.decision))
 
     def _check_version(self, expects: int | None) -> None:
         if expects is None or expects == self.version:
@@ -602,6 +616,7 @@ class Ledger:
         }
         assert self.version == 0 or desired == {each.name for each in self.topology.replicas}
         assert len(self._entries) <= _REMEMBERED, "G4"
+        assert self._bytes <= _REMEMBERED_BYTES or len(self._entries) == 1, "G4"
         if (cutover := self.cutover) is not None and cutover.runs:
             assert self._withdrawn(cutover, "nothing") is None, "G5"
             assert not cutover.agreed

@@ -94,7 +94,8 @@ def _kept(topology: Topology, name: str, config: Mapping[str, str]) -> Iterator[
                 subject, f"{key} is {config[key]}", "it must be -1: workers delete what is folded"
             )
     bounds = [config.get(key, "-1") for key in ("retention.ms", "retention.bytes")]
-    if name == output.events_topic and policy == "delete" and bounds == ["-1", "-1"]:
+    for_people = name in (output.events_topic, output.dead_letter_topic)
+    if for_people and policy == "delete" and bounds == ["-1", "-1"]:
         yield warned(
             subject,
             "retention.ms and retention.bytes are -1: it grows for ever",

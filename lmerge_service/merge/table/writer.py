@@ -124,9 +124,7 @@ class TableWriter:
 
     # --- what changes ---------------------------------------------------------------------------
 
-    def take(
-        self, elements: Sequence[Element], records: Sequence[tuple[bytes | None, bytes]]
-    ) -> None:
+    def take(self, elements: Sequence[Element], records: list[tuple[bytes | None, bytes]]) -> None:
         """Takes what is published: elements, with their logical keys and their encoding."""
         if not self._begins:
             self._rows.take(elements, records)

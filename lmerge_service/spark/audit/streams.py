@@ -29,8 +29,10 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from lmerge_service.elements import START
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.bulk import Rule
+from lmerge_service.kafka.tails import Tail
 from lmerge_service.spark.audit.scanning import scanned, scanned_records
 from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.io.elements import (
@@ -38,6 +40,7 @@ from lmerge_service.spark.io.elements import (
     kafka_records,
     raw_records,
     read_elements,
+    topic_tails,
 )
 from lmerge_service.spark.io.places import JsonFiles, ParquetFiles, ReadTopics, Source, located
 
@@ -128,6 +131,17 @@ def _require_whole(name: str, offsets: Mapping[int, tuple[int, int]]) -> None:
             )
 
 
+def _require_correct_throughout(name: str, tails: Sequence[Tail]) -> None:
+    """All streams are compared by all their events."""
+    last = max(tails, key=lambda tail: tail.incarnation, default=None)
+    if last is not None and last.joining_at > START:
+        raise ConfigurationError(
+            f"{name} is in incarnation {last.incarnation}, correct from {last.joining_at} on, and "
+            "an audit in Spark compares all events; one without Spark compares those that end then "
+            "or later"
+        )
+
+
 def _opened(
     spark: SparkSession, name: str, source: Source, rule: Rule, kept: list[DataFrame]
 ) -> Given:
@@ -138,6 +152,9 @@ def _opened(
             raise ConfigurationError(f"{name}: there is no such topic")
         if (source.start, source.end) == ("earliest", "latest"):
             _require_whole(name, offsets)
+            _require_correct_throughout(
+                name, topic_tails(source.kafka, source.subscribed, len(offsets))
+            )
             return _topic(spark, name, source, offsets, rule)
         width = len(offsets)
     rows = read_elements(spark, source, rule=rule, keys="none").drop("key", "value", "joining_at")
