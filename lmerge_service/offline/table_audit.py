@@ -42,7 +42,7 @@ from lmerge_service.formats.wire import WireDecoder
 
 if TYPE_CHECKING:
     from lmerge_service.kafka.connection import Connection
-    from lmerge_service.reader.beginnings import Beginning
+    from lmerge_service.reader.beginnings import PartitionStart
 
 __all__ = ("PartitionAudit", "TableDivergence", "TableVerdict", "audit_table", "verdict_of")
 
@@ -198,7 +198,7 @@ class PartitionAudit:
 
     # --- the output -----------------------------------------------------------------------------
 
-    def begin(self, beginning: "Beginning", incarnation: int) -> None:
+    def begin(self, beginning: "PartitionStart", incarnation: int) -> None:
         """Begins with what a snapshot has of the output, in the latest incarnation of all."""
         self._incarnation, self._known_from = incarnation, beginning.offset
         self._stable = self.since = beginning.stable

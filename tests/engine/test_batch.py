@@ -121,6 +121,10 @@ def changes(chance: Random) -> list[tuple[bytes | None, Element]]:
     for _ in range(chance.randrange(40)):
         payload = b'{"id":"%d"}' % chance.randrange(9)
         vs, ve = chance.randrange(-9, 9), chance.choice([9, 90, INFINITY])
-        kinds = [Insert(payload, vs, ve), Adjust(payload, vs, ve, 20), Adjust(payload, vs, ve, vs)]
+        kinds: list[Element] = [
+            Insert(payload, vs, ve),
+            Adjust(payload, vs, ve, 20),
+            Adjust(payload, vs, ve, vs),
+        ]
         found.append(chance.choice([(None, Stable(vs)), *((payload, kind) for kind in kinds)]))
     return found

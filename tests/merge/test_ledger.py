@@ -524,7 +524,7 @@ def test_what_nobody_could_read_is_not_written() -> None:
 def test_long_decisions_are_forgotten_earlier_so_that_a_fold_has_room_for_them() -> None:
     """A thousand of the longest that there may be are many times what a fold has."""
     log = Log(topology("a", "b"))
-    replicas = {f"r{number:03d}{'x' * 150}": None for number in range(900)}
+    replicas: dict[str, int | None] = {f"r{number:03d}{'x' * 150}": None for number in range(900)}
     for incarnation in range(1, 41):
         log.do(RestartOutput(incarnation, 0, replicas))
     sizes = [len(encode(each.decision)) for each in log.ledger.history]

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any, cast
 
 import pytest
-import yaml
+from ruamel.yaml import YAML
 
 from lmerge_service.config.topology import Topology
 from lmerge_service.errors import RefusedError
@@ -192,7 +192,7 @@ def test_the_settings_that_the_page_gives_keep_what_they_are_for(
 ) -> None:
     """Ten records, one a day; snapshots cover what was published by an hour ago."""
     lines, lifetime = settings_of_the_page()[what]
-    given = yaml.safe_load("{" + lines.replace("T,", "out,") + "}") if lines else {}
+    given = YAML(typ="safe").load("{" + lines.replace("T,", "out,") + "}") if lines else {}
     output = given.get("output", {})
 
     async def main() -> None:

@@ -12,7 +12,7 @@ from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.table import offset_headers
 from lmerge_service.formats.wire import WireDecoder, encode
 from lmerge_service.offline.table_audit import PartitionAudit
-from lmerge_service.reader.beginnings import Beginning
+from lmerge_service.reader.beginnings import PartitionStart
 from lmerge_service.tdb import Event
 from tests.merge.table_log import TableLog, table_topology
 
@@ -136,7 +136,7 @@ def test_of_an_output_that_begins_at_a_snapshot_what_ends_later_is_compared() ->
     audit = PartitionAudit(0, "out.table", WireDecoder(), None)
     audit.load(log.table)
     audit.loaded()
-    audit.begin(Beginning([Event(A, 6, 15)], 10, 7), 0)
+    audit.begin(PartitionStart([Event(A, 6, 15)], 10, 7), 0)
     audit.take(each for each in log.output if each.offset >= 7)
     audit.finish(0)
     assert (audit.divergences, audit.live, audit.since) == ([], 2, 10)

@@ -159,8 +159,8 @@ def _check(merge: Merge, reader: "Reader") -> None:
     if not _exists(merge, merge.output):
         return
     begin = asyncio.run(begins())
-    mark = merge.mark() if _exists(merge, f"{merge.output}.state") else None
-    snapshots = () if mark is None else mark.snapshots
+    commit = merge.last_commit() if _exists(merge, f"{merge.output}.state") else None
+    snapshots = () if commit is None else commit.snapshots
     assert begin <= (snapshots[1].output if len(snapshots) > 1 else 0), "no recovery is possible"
     assert begin <= reader.read, "what the reader lacks was deleted"
 

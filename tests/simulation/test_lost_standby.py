@@ -6,10 +6,10 @@ from random import Random
 import pytest
 
 from lmerge_service.config.topology import Topology
-from lmerge_service.elements import Insert, Stable
+from lmerge_service.elements import Element, Insert, Stable
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.source import TopicPartition
-from lmerge_service.merge.commit_record import MARK_KEY, CommitRecord
+from lmerge_service.merge.commit_record import COMMIT_KEY, CommitRecord
 from lmerge_service.service.task_phases import Phase
 from lmerge_service.service.worker import Worker
 from tests.simulation.adapter import build, machine, work
@@ -34,12 +34,13 @@ def topology(on_lost_state: str) -> Topology:
 
 
 def publish(broker: Broker, start: int, end: int) -> None:
-    events = [Insert(b"%d" % n, n, n + 50) for n in range(start, end)]
-    broker.produce(SOURCE, [(None, encode(each), ()) for each in (*events, Stable(end))])
+    elements: list[Element] = [Insert(b"%d" % n, n, n + 50) for n in range(start, end)]
+    elements.append(Stable(end))
+    broker.produce(SOURCE, [(None, encode(each), ()) for each in elements])
 
 
 def commit_of(broker: Broker) -> CommitRecord:
-    mark = broker.last(STATE, MARK_KEY)
+    mark = broker.last(STATE, COMMIT_KEY)
     return CommitRecord() if mark is None else CommitRecord.of(mark.value)
 
 
