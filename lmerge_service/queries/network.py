@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from lmerge_service.core.snapshots import sealed, unsealed
-from lmerge_service.elements import Adjust, Element, Insert
+from lmerge_service.elements import START, Adjust, Element, Insert
 from lmerge_service.errors import StateError
 from lmerge_service.queries.netting import net
 from lmerge_service.queries.operators.protocol import Operator, Skip
@@ -64,6 +64,7 @@ class Flow(msgspec.Struct):
 class _Saved(msgspec.Struct, array_like=True):
     fingerprint: str
     flows: list[Flow]
+    skip: int
     skips: list[tuple[str | int, int, int]]
     skipped: dict[str, int]
 
@@ -91,6 +92,8 @@ class Network:
         self._feeds = [part.feeds for part in parts]
         self._unrevised: set[str | int] = set(unrevised)
         """What emits inserts only, of sources and operators: their ends are final at once."""
+        self.skip = START
+        """What `skip_before` has been called with."""
         self._skips: dict[str | int, Skip] = {}
         """What is left out, of these."""
         self._fed: dict[str | int, list[tuple[int, int]]] = {}
@@ -173,6 +176,9 @@ class Network:
         Left out are inserts of what is not revised, since their ends are final at once, and what
         operators leave out themselves.
         """
+        if point <= self.skip:
+            return
+        self.skip = point
         top = len(self.operators) - 1
         wanted: dict[str | int, Skip | None] = {top: Skip(point)}
         for at in range(top, -1, -1):
@@ -191,7 +197,9 @@ class Network:
             StateError: a payload is of a kind that would not come back as it was.
         """
         skips = [(feed, *skip) for feed, skip in self._skips.items()]
-        head = msgspec.msgpack.encode(_Saved(self.fingerprint, self.flows, skips, self.skipped))
+        head = msgspec.msgpack.encode(
+            _Saved(self.fingerprint, self.flows, self.skip, skips, self.skipped)
+        )
         return sealed([head, *(operator.snapshot() for operator in self.operators)])
 
     def restore(self, saved: bytes) -> None:
@@ -211,6 +219,7 @@ class Network:
                 f"this is {self.fingerprint!r} with {len(self.operators)}"
             )
         self.flows, self.skipped = whole.flows, whole.skipped
+        self.skip = whole.skip
         self._skips = {feed: Skip(*skip) for feed, *skip in whole.skips}
         for operator, part in zip(self.operators, parts, strict=True):
             operator.restore(part)

@@ -76,7 +76,6 @@ class _Saved(msgspec.Struct, array_like=True):
     version: int
     output: Any
     switched: Any
-    skip: int
 
 
 class RunningQuery:
@@ -92,7 +91,6 @@ class RunningQuery:
         """What the output holds that may still change; not to be changed."""
         self._clock = clock
         self._switched: SwitchedOutput | None = None
-        self._skip = START
 
     @classmethod
     def resume(
@@ -185,15 +183,14 @@ class RunningQuery:
         reaching: Mapping[str, int] | None,
     ) -> list[Element]:
         _check_history(network, plan, self.stable, history, reaching or {})
-        if self._skip > START:
-            network.skip_before(self._skip)
+        network.skip_before(self.network.skip)
         computed = LiveEvents(stable=self.stable)
         for source in network.sources:
             elements = iter(history[source])
             while batch := list(islice(elements, _BATCH)):
                 emitted = network.process_batch(source, batch)
                 computed.apply(each for each in emitted if type(each) is not Stable)
-        switched, changes = SwitchedOutput.begun(self.output, computed, self._skip)
+        switched, changes = SwitchedOutput.begun(self.output, computed, network.skip)
         self.plan, self.network, self._switched = plan, network, switched
         first: list[Element] = [*changes]
         self.output.apply(first)
@@ -234,9 +231,7 @@ class RunningQuery:
 
     def skip_before(self, point: int) -> None:
         """As `Network.skip_before`, for the plans to come as well."""
-        if point > self._skip:
-            self._skip = point
-            self.network.skip_before(point)
+        self.network.skip_before(point)
 
     def snapshot(self) -> bytes:
         """The whole state, behind a digest.
@@ -245,7 +240,7 @@ class RunningQuery:
             StateError: a payload is of a kind that would not come back as it was.
         """
         switched = None if self._switched is None else self._switched.state()
-        saved = _Saved(_VERSION, self.output.state(), switched, self._skip)
+        saved = _Saved(_VERSION, self.output.state(), switched)
         return sealed([msgspec.msgpack.encode(saved), self.network.snapshot()])
 
     def restore(self, saved: bytes) -> None:
@@ -257,7 +252,7 @@ class RunningQuery:
         """
         whole, network = _opened(saved)
         self.network.restore(network)
-        self.output, self._skip = LiveEvents.loaded(whole.output), whole.skip
+        self.output = LiveEvents.loaded(whole.output)
         self._switched = None if whole.switched is None else SwitchedOutput.loaded(whole.switched)
 
     def check(self) -> None:

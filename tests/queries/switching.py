@@ -83,9 +83,16 @@ def streams_for(
     rng: Random, query: Query, length: int = 10, payloads: Sequence[tuple[object, ...]] = ROWS
 ) -> list[tuple[str, Element]]:
     """Legal streams for the sources of a query, interleaved."""
-    names = sorted(logical.sources(query.plan))
+    sources = logical.sources(query.plan)
+    names = sorted(sources)
     streams = [
-        legal_stream(rng, payloads=payloads, length=length, horizon=10, points=name == "points")
+        legal_stream(
+            rng,
+            payloads=payloads,
+            length=length,
+            horizon=10,
+            points=isinstance(sources[name], logical.Source),
+        )
         for name in names
     ]
     return [(names[port], element) for port, element in interleaved(rng, *streams)]

@@ -179,12 +179,19 @@ class GridWindows(WindowOperator):
         emitted is revised to the end. A module may give rows other ends: it needs all."""
         if self._sums is None:
             return [None]
-        size, since = self.grid.size, skip.since
+        size, end = self.grid.size, skip.before - self.grid.size
+        since = skip.since if skip.since == START else skip.since + size - 1
         if self.emit != "on_close":
-            since = max(since, self.max_event_time + 1)
-            if since < skip.before - size:
-                self._skipped.append((since, skip.before - size))
-        return [Skip(skip.before - size + 1, since if since == START else since + size)]
+            begins = self.grid.after(self.max_event_time)
+            self._skip_windows(max(begins, skip.since), end)
+            since = max(since, begins - self.grid.hop + size)
+        return [Skip(end + 1, since)]
+
+    def _skip_windows(self, first: int, end: int) -> None:
+        if first < end and self._skipped and first <= self._skipped[-1][1]:
+            first, _ = self._skipped.pop()
+        if first < end:
+            self._skipped.append((first, end))
 
     def _skips(self, start: int) -> bool:
         return any(first <= start < end for first, end in self._skipped)
