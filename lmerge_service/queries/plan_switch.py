@@ -108,7 +108,8 @@ class RunningQuery:
         ve >= `stable`, its stable point; `skip` is what `skip_before` was called with. Otherwise as
         `switch_plan`; it returns what is to be emitted first."""
         query = cls(plan, clock)
-        query.output, query._skip = LiveEvents(output, stable), skip
+        query.output = LiveEvents(output, stable)
+        query.network.skip_before(skip)
         return query, query._continue(plan, query.network, history, reaching)
 
     @property
@@ -206,7 +207,7 @@ class RunningQuery:
         Raises:
             StateError: they differ while a switch is under way, or in what is final.
         """
-        skip = self._skip
+        skip = self.network.skip
         if (self.stable, self.output.counted()) == (output.stable, output.counted()):
             self.output = output
             return []
