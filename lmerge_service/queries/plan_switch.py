@@ -109,7 +109,7 @@ class RunningQuery:
         `switch_plan`; it returns what is to be emitted first."""
         query = cls(plan, clock)
         query.output = LiveEvents(output, stable)
-        query.skip_before(skip)
+        query.network.skip_before(skip)
         return query, query._continue(plan, query.network, history, reaching)
 
     @property

@@ -232,6 +232,22 @@ CASES: list[tuple[PhysicalPlan, Case]] = [
     (physical(PER_ORIGIN.top(2, "n", by="n")), Case.R3),
     (physical(one.aggregate(n=count()), emit="on_close"), Case.R0),
     (physical(one.by("k").aggregate(n=count()), emit="on_close"), Case.R3),
+    (
+        physical(
+            points.aggregate(n=count(), cut=True),
+            emit="on_watermark",
+            choices={points: Choice(align=INFINITY)},
+        ),
+        Case.R0,
+    ),
+    (
+        physical(
+            points.aggregate(n=count()),
+            emit="on_watermark",
+            choices={points: Choice(align=INFINITY)},
+        ),
+        Case.R3,
+    ),
     (physical(one.distinct()), Case.R3),
     (physical(one.distinct().join(two.distinct().rename(m="n"), "k")), Case.R3),
     (physical(one.distinct().join(two.rename(m="n"), "k")), Case.R4),
@@ -269,6 +285,14 @@ def test_padded_rows_of_both_sides_may_be_equal() -> None:
     output = network.process_batch("keyed", [Insert(nothing, 1, 2)])
     assert output == [Insert((None, None, None), 1, 2)] * 2
     assert keys(query.plan) == Keys()
+
+
+def test_rows_without_a_left_side_differ_in_the_right_one() -> None:
+    per_k = two.by("k").aggregate(m=count()).rename(other="k")
+    padded = one.distinct().right_join(per_k, {"k": "other"})
+    assert keys(padded.plan).unique == frozenset({"k", "n", "other"})
+    turned = per_k.left_join(one.distinct(), {"other": "k"})
+    assert keys(turned.plan).unique == frozenset({"k", "n", "other"})
 
 
 def test_a_partner_that_is_one_does_not_count_in_the_key() -> None:

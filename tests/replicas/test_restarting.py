@@ -136,7 +136,7 @@ def test_a_damaged_snapshot_gives_way_to_the_one_before_and_to_the_facts(
     with Running(bootstrap, name, to, calls=facts) as replica:
         replayed = replica.await_line("goes on")["replayed"]
         assert replica.wait() == 0, replica.error
-    assert replica.events.count("snapshot not used") == (1 if damage == "the last" else 2)
+    assert replica.events.count("a snapshot cannot be used") == (1 if damage == "the last" else 2)
     assert (replayed >= len(FIRST)) == (damage == "all")
     assert not differences(tdb_of(bootstrap, to), expected(name))
 
