@@ -25,7 +25,7 @@ __all__ = ("ENGINE_VERSION", "Engine", "EngineChoice", "EngineSetting", "chosen"
 
 EngineSetting: TypeAlias = Literal["auto", "python", "native"]
 
-ENGINE_VERSION: Final = "0.1.0"
+ENGINE_VERSION: Final = "0.2.0"
 """Of the package lmerge-engine, the only one that this version of the service works with."""
 _INSTALL: Final = "run `make engine`, or `pip install ./engine`"
 

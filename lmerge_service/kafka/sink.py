@@ -11,6 +11,7 @@ What happens on a crash at each await
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -25,12 +26,14 @@ from aiokafka.errors import (
 from aiokafka.producer import sender
 from aiokafka.producer.message_accumulator import BatchBuilder
 
+from lmerge_service.core.batches import as_encoded
 from lmerge_service.errors import TransportError, UnwritableError
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.table import offset_headers
 from lmerge_service.kafka import clients
 from lmerge_service.kafka.closing import stop
 from lmerge_service.kafka.connection import Connection, bounded, lacking
+from lmerge_service.kafka.records import SealedBatch, sealed
 from lmerge_service.kafka.unfinished import take_over
 
 __all__ = ("BATCH_BYTES", "Committed", "Condition", "Origin", "Outbox", "Sink", "retrieve")
@@ -66,7 +69,8 @@ class Outbox:
     """What one transaction carries; keys and values of records, in order."""
 
     records: list[tuple[bytes | None, bytes]] = field(default_factory=list)
-    """For the output partition."""
+    """For the output partition; the engine's `Encoded`, where that has made them, whose headers are
+    those below."""
     dead: list[DeadLetter] = field(default_factory=list)
     state: list[tuple[bytes | None, bytes]] = field(default_factory=list)
     """For the task's partition of the state topic."""
@@ -199,7 +203,7 @@ class Sink:
         batches = self._batches(outbox.rows, [*outbox.headers, *headers])
         return [await self._send(self._table, each) for each in batches]
 
-    async def _send(self, to: TopicPartition, batch: BatchBuilder) -> "_Sent":
+    async def _send(self, to: TopicPartition, batch: BatchBuilder | SealedBatch) -> "_Sent":
         count = batch.record_count()
         size = batch.size()
         sent = await self._producer.send_batch(batch, to.topic, partition=to.partition)
@@ -244,9 +248,13 @@ class Sink:
 
     def _batches(
         self, records: _Records, headers: Sequence[tuple[str, bytes]] = ()
-    ) -> Iterator[BatchBuilder]:
-        """Builders of up to 256 KiB: appending to them directly is the producer's fast path."""
+    ) -> Iterator[BatchBuilder | SealedBatch]:
+        """Builders of up to 256 KiB: appending to them directly is the producer's fast path, where
+        the engine has not built the batches."""
         if not records:
+            return
+        if (encoded := as_encoded(records)) is not None:
+            yield from sealed(encoded, time.time_ns() // 1_000_000)
             return
         builder, each_has = self._producer.create_batch(), [*headers]
         for key, value in records:
