@@ -38,7 +38,15 @@ from lmerge_service.formats.headers import TimedRecord
 if TYPE_CHECKING:
     from lmerge_engine import Encoded, Records
 
-__all__ = ("Record", "as_it_is", "between", "in_batches", "sealed", "value_bytes")
+__all__ = (
+    "Record",
+    "SealedBatch",
+    "as_it_is",
+    "between",
+    "in_batches",
+    "sealed",
+    "value_bytes",
+)
 
 
 Record: TypeAlias = TimedRecord
