@@ -42,6 +42,7 @@ _RARELY_SECONDS: Final = 0.5
 """Where processor time is measured: to answer for 64 tasks takes a worker 20 ms."""
 _PASSING_STARTS_SECONDS: Final = 5.0
 _MB: Final = 1e6
+_MICRO: Final = 1e6
 _PAYLOAD_BYTES: Final = 46
 """Of a payload's longest field: its elements have some 120 bytes."""
 
@@ -127,12 +128,20 @@ async def _filled(
     return total
 
 
-async def _passed(stage: Stage, tag: str, how: PassThrough = plain_pass_through) -> float:
+@dataclass(frozen=True, slots=True)
+class _Passed:
+    """A backlog that was copied: elements a second, and seconds of processor time."""
+
+    rate: float
+    cpu: float
+
+
+async def _passed(stage: Stage, tag: str, how: PassThrough = plain_pass_through) -> _Passed:
     quieten_garbage_collector()
-    topics = list(TOPICS.values())
+    topics, cpu = list(TOPICS.values()), time.process_time()
     rate = await how(Connection(stage.bootstrap), topics, f"passed.{tag}")
     log_line(f"passed through: {rate:,.0f} elements a second")
-    return rate
+    return _Passed(rate, time.process_time() - cpu)
 
 
 async def _small_payloads(runs: int, sizes: Sizes, report: Report) -> None:
@@ -162,10 +171,15 @@ async def _throughput(
             merged.append(await _merged(Merge(stage, f"m{n}"), total))
             lean.append(await _passed(stage, f"{n}.lean", pass_through))
     report(f"merge, exactly once, {what}", "k elements/s", [each.rate / 1000 for each in merged])
+    report(f"merge: processor time, {what}", "µs an element",
+           [each.cpu / total * _MICRO for each in merged])  # fmt: skip
     for name, passed in (("pass-through", plain), ("pass-through by our source and sink", lean)):
-        report(f"{name} in transactions, {what}", "k elements/s", [p / 1000 for p in passed])
-        ratios = [each.rate / p for each, p in zip(merged, passed, strict=True)]
-        report(f"ratio of each pair to the {name}, {what}", "", ratios)
+        report(f"{name} in transactions, {what}", "k elements/s", [p.rate / 1000 for p in passed])
+        report(f"{name}: processor time, {what}", "µs an element",
+               [p.cpu / total * _MICRO for p in passed])  # fmt: skip
+        pairs = list(zip(merged, passed, strict=True))
+        report(f"ratio of each pair to the {name}, {what}", "", [m.rate / p.rate for m, p in pairs])
+        report(f"the same in processor time, {what}", "", [p.cpu / m.cpu for m, p in pairs])
     report(f"peak resident memory of the worker, {what}", "MB", [m.peak / _MB for m in merged])
 
 

@@ -1,6 +1,6 @@
 """The hot path of the LMerge service in native code; see `lmerge_service.core.engine`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lmerge_service.elements import Adjust, Element, Insert
@@ -10,9 +10,6 @@ VERSION: str
 class Batch(list[Element]):
     """No list, but whatever is done with lists of elements here can be done with it."""
 
-    def encoded(
-        self,
-    ) -> tuple[list[tuple[bytes | None, bytes]], int, int, int, int, int]: ...
     def rows(
         self, records: list[tuple[bytes | None, bytes]], keyed: bool
     ) -> list[tuple[bytes, bytes | None]]: ...
@@ -28,8 +25,45 @@ class Decoder:
     def take(
         self, records: Sequence[Any], at: int, headers: Sequence[tuple[str, bytes]], batch: Batch
     ) -> tuple[int, int | None]: ...
-    def one(self, record: bytes) -> Batch: ...
     def empty(self) -> Batch: ...
+
+class Record:
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes]]
+
+class Records(list[Record]):
+    """No list, as `Batch`."""
+
+    value_bytes: int
+
+class Encoded(list[tuple[bytes | None, bytes]]):
+    """No list, as `Batch`."""
+
+    def __init__(self, headers: Sequence[tuple[str, bytes]], most: int) -> None: ...
+    def extend(  # type: ignore[override]
+        self, batch: Batch, keys: Sequence[bytes] | None = None
+    ) -> tuple[int, int, int, int, int]: ...
+    def sizes(self) -> list[tuple[int, int]]: ...
+    def sealed(
+        self, number: int, timestamp: int, producer: int, epoch: int, sequence: int
+    ) -> bytes: ...
+
+class Fetched:
+    next_offset: int
+    fault: int | None
+    def __init__(
+        self,
+        data: bytes,
+        offset: int,
+        aborted: list[tuple[int, int]],
+        check: bool,
+        decompressed: Callable[[int, bytes], bytes | None],
+    ) -> None: ...
+    def take(self, most: int | None = None) -> Records: ...
+    def aborts(self) -> tuple[list[int], list[tuple[int, int]]]: ...
 
 Breached = tuple[int, str, int | None, tuple[bytes, int, int] | None, list[tuple[int, int]]]
 

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use pyo3::exceptions::{PyIndexError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBytes, PyList, PySlice, PyTuple, PyType};
+use pyo3::types::{PyBytes, PyList, PySlice, PyType};
 
 use crate::element::{Kind, Rec, INFINITY};
 use crate::hashing::{murmur2, payload_hash};
@@ -41,20 +41,21 @@ impl Elements {
     }
 
     pub fn push(&mut self, rec: &Rec, payload: &[u8]) {
-        let at = self.arena.len();
-        self.arena.extend_from_slice(payload);
-        let made = Rec::of(rec.kind, rec.vs, rec.vold, rec.ve, at, payload.len());
-        self.recs.push(made.expect("a batch has less than 4 GiB"));
+        self.put(rec.kind, payload, rec.vs, rec.vold, rec.ve);
     }
 
     pub fn insert(&mut self, payload: &[u8], vs: i64, ve: i64) {
-        let rec = Rec::of(Kind::Insert, vs, INFINITY, ve, 0, 0).expect("it is empty");
-        self.push(&rec, payload);
+        self.put(Kind::Insert, payload, vs, INFINITY, ve);
     }
 
     pub fn adjust(&mut self, payload: &[u8], vs: i64, vold: i64, ve: i64) {
-        let rec = Rec::of(Kind::Adjust, vs, vold, ve, 0, 0).expect("it is empty");
-        self.push(&rec, payload);
+        self.put(Kind::Adjust, payload, vs, vold, ve);
+    }
+
+    fn put(&mut self, kind: Kind, payload: &[u8], vs: i64, vold: i64, ve: i64) {
+        let made = Rec::of(kind, vs, vold, ve, self.arena.len(), payload.len());
+        self.arena.extend_from_slice(payload);
+        self.recs.push(made.expect("a batch has less than 4 GiB"));
     }
 
     pub fn extend(&mut self, other: &Elements, from: usize, to: usize) {
@@ -75,13 +76,13 @@ impl Elements {
         }
     }
 
-    fn clear(&mut self) {
-        self.recs.clear();
-        self.arena.clear();
-    }
-
     pub fn recs(&self) -> &[Rec] {
         &self.recs
+    }
+
+    /// The elements with a payload.
+    pub fn events(&self) -> impl Iterator<Item = &Rec> {
+        self.recs.iter().filter(|rec| rec.kind != Kind::Stable)
     }
 }
 
@@ -236,52 +237,13 @@ impl Batch {
         self.take(element)
     }
 
-    fn clear(&mut self) {
-        self.elements.clear();
-    }
-
     fn __repr__(&self) -> String {
         format!("Batch of {} elements", self.elements.len())
     }
 
-    /// (records, bytes of their values, inserts, adjusts, removals, stables); a record is (key,
-    /// value), the key is the payload, a stable has none.
-    fn encoded<'py>(
-        &self,
-        py: Python<'py>,
-    ) -> PyResult<(Bound<'py, PyList>, usize, usize, usize, usize, usize)> {
-        let records = PyList::empty(py);
-        let (mut bytes, mut counts) = (0, [0usize; 4]);
-        let mut value = Vec::with_capacity(256);
-        for rec in &self.elements.recs {
-            let payload = self.elements.payload(rec);
-            value.clear();
-            wire::encode(rec, payload, &mut value);
-            bytes += value.len();
-            let key = match rec.kind {
-                Kind::Stable => py.None().into_bound(py),
-                _ => PyBytes::new(py, payload).into_any(),
-            };
-            match rec.kind {
-                Kind::Insert => counts[0] += 1,
-                Kind::Adjust => {
-                    counts[1] += 1;
-                    counts[2] += usize::from(rec.ve == rec.vs);
-                }
-                Kind::Stable => counts[3] += 1,
-            }
-            records.append(PyTuple::new(
-                py,
-                [key, PyBytes::new(py, &value).into_any()],
-            )?)?;
-        }
-        let [inserts, adjusts, removals, stables] = counts;
-        Ok((records, bytes, inserts, adjusts, removals, stables))
-    }
-
     /// What the elements change in a table where (payload, vs) is a key: row keys, and their values,
-    /// `None` for a removal. `records` is what `encoded` returns, with logical keys; they are part of
-    /// the row keys if the output is keyed.
+    /// `None` for a removal. `records` are the elements' own, (logical key, value); these keys are part
+    /// of the row keys if the output is keyed.
     ///
     /// Reference: `merge.table.rows.KeyedRows`, `formats.table.RowKeys`.
     fn rows<'py>(
@@ -351,26 +313,15 @@ impl Batch {
 
     /// The payloads of all elements that have one.
     fn payloads<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let all = self
-            .elements
-            .recs
-            .iter()
-            .filter(|rec| rec.kind != Kind::Stable);
-        PyList::new(
-            py,
-            all.map(|rec| PyBytes::new(py, self.elements.payload(rec))),
-        )
+        let of = |rec| PyBytes::new(py, self.elements.payload(rec));
+        let all: Vec<_> = self.elements.events().map(of).collect();
+        PyList::new(py, all)
     }
 
     /// Of each element with a payload the partition that Kafka's producers take for it as a key.
     fn routes(&self, partitions: u32) -> Vec<u32> {
-        let all = self
-            .elements
-            .recs
-            .iter()
-            .filter(|rec| rec.kind != Kind::Stable);
-        all.map(|rec| (murmur2(self.elements.payload(rec)) & 0x7fff_ffff) % partitions)
-            .collect()
+        let route = |rec| (murmur2(self.elements.payload(rec)) & 0x7fff_ffff) % partitions;
+        self.elements.events().map(route).collect()
     }
 
     /// The elements for one partition, `routes` being that of each with a payload, and all stables;
@@ -412,12 +363,8 @@ impl Batch {
 
     /// The latest vs of elements for other partitions; the least time where there are none.
     fn latest_elsewhere(&self, routes: Vec<u32>, partition: u32) -> i64 {
-        let all = self
-            .elements
-            .recs
-            .iter()
-            .filter(|rec| rec.kind != Kind::Stable);
-        let others = all.zip(routes).filter(|(_, route)| *route != partition);
+        let all = self.elements.events().zip(routes);
+        let others = all.filter(|(_, route)| *route != partition);
         others.map(|(rec, _)| rec.vs).max().unwrap_or(i64::MIN)
     }
 }

@@ -5,6 +5,8 @@
 
 mod batch;
 mod element;
+mod encoded;
+mod fetched;
 mod hashing;
 mod index;
 mod r3;
@@ -17,6 +19,8 @@ use pyo3::types::{PyBytes, PyList};
 
 use batch::Batch;
 use element::Kind;
+use encoded::Encoded;
+use fetched::{Fetched, Record, Records};
 use wire::Rules;
 
 /// How records are decoded: see `wire.Rules`.
@@ -48,6 +52,50 @@ impl Decoder {
     /// Returns where it has stopped, and the stable's time where that is why.
     fn take(
         &self,
+        records: &Bound<'_, PyAny>,
+        at: usize,
+        headers: &Bound<'_, PyAny>,
+        batch: &mut Batch,
+    ) -> PyResult<(usize, Option<i64>)> {
+        if let Ok(records) = records.cast::<Records>() {
+            return self.fetched(records.get(), at, headers, batch);
+        }
+        self.listed(records.cast::<PyList>()?, at, headers, batch)
+    }
+
+    /// A batch to decode into.
+    fn empty(&self) -> Batch {
+        Batch::default()
+    }
+}
+
+impl Decoder {
+    fn fetched(
+        &self,
+        records: &Records,
+        mut at: usize,
+        headers: &Bound<'_, PyAny>,
+        batch: &mut Batch,
+    ) -> PyResult<(usize, Option<i64>)> {
+        let py = headers.py();
+        let Ok(headers) = headers.extract::<Vec<(String, Vec<u8>)>>() else {
+            return Ok((at, None));
+        };
+        while at < records.len() && records.has_headers(py, at, &headers) {
+            let Some(value) = records.value(py, at) else {
+                break;
+            };
+            match self.decode(value, batch) {
+                Step::Took => at += 1,
+                Step::Stable(vc) => return Ok((at, Some(vc))),
+                Step::Unusual => break,
+            }
+        }
+        Ok((at, None))
+    }
+
+    fn listed(
+        &self,
         records: &Bound<'_, PyList>,
         mut at: usize,
         headers: &Bound<'_, PyAny>,
@@ -70,32 +118,32 @@ impl Decoder {
             let Ok(value) = value.cast::<PyBytes>() else {
                 break;
             };
-            let Some(rec) = wire::decode(value.as_bytes(), self.rules, &mut batch.elements.arena)
-            else {
-                break;
-            };
-            if rec.kind == Kind::Stable {
-                return Ok((at, Some(rec.vs)));
+            match self.decode(value.as_bytes(), batch) {
+                Step::Took => at += 1,
+                Step::Stable(vc) => return Ok((at, Some(vc))),
+                Step::Unusual => break,
             }
-            batch.elements.add(rec);
-            at += 1;
         }
         Ok((at, None))
     }
 
-    /// The element of one record, in a batch; an empty one where the reference has to look.
-    fn one(&self, record: &[u8]) -> Batch {
-        let mut batch = Batch::default();
-        if let Some(rec) = wire::decode(record, self.rules, &mut batch.elements.arena) {
-            batch.elements.add(rec);
+    fn decode(&self, value: &[u8], batch: &mut Batch) -> Step {
+        match wire::decode(value, self.rules, &mut batch.elements.arena) {
+            None => Step::Unusual,
+            Some(rec) if rec.kind == Kind::Stable => Step::Stable(rec.vs),
+            Some(rec) => {
+                batch.elements.add(rec);
+                Step::Took
+            }
         }
-        batch
     }
+}
 
-    /// A batch to decode into.
-    fn empty(&self) -> Batch {
-        Batch::default()
-    }
+/// What a record was.
+enum Step {
+    Took,
+    Stable(i64),
+    Unusual,
 }
 
 /// See `hashing::payload_hash`.
@@ -109,6 +157,10 @@ fn lmerge_engine(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("VERSION", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<Batch>()?;
     module.add_class::<Decoder>()?;
+    module.add_class::<Encoded>()?;
+    module.add_class::<Fetched>()?;
+    module.add_class::<Record>()?;
+    module.add_class::<Records>()?;
     module.add_class::<index::NativeIndex>()?;
     module.add_class::<remembered::Remembered>()?;
     module.add_function(wrap_pyfunction!(payload_hash, module)?)

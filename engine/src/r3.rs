@@ -681,9 +681,7 @@ impl Index {
         }
         let mut due = self.due(Some(leader), t);
         let newly = self.newly_half_frozen(t);
-        due.sort_unstable_by_key(|&id| {
-            (self.nodes[id as usize].vs, self.nodes[id as usize].number)
-        });
+        self.sort(&mut due);
         for id in self.disputed_by(leader, &due) {
             self.follow(id, &mut stable);
         }

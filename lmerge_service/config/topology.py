@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar, cast, get_args
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from ruamel.yaml import YAML
@@ -21,6 +21,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from lmerge_service.config.credentials import ClientTls, Sasl, Secret, ServerTls
 from lmerge_service.config.durations import Seconds
+from lmerge_service.config.engines import engine_setting
 from lmerge_service.config.processes import Up
 from lmerge_service.config.topic_names import is_topic_name
 from lmerge_service.core import Case, Policy, StreamProperties
@@ -482,12 +483,7 @@ class Topology(_Model):
             ConfigurationError: the native one is asked for, and cannot be had; LMERGE_ENGINE is
                 none of the choices.
         """
-        asked = os.environ.get("LMERGE_ENGINE") or self.engine
-        if asked not in (choices := get_args(EngineSetting)):
-            raise ConfigurationError(
-                f"LMERGE_ENGINE must be one of {', '.join(choices)}, got {asked!r}"
-            )
-        return chosen(cast("EngineSetting", asked), self.resolved_case, self.policy.policy())
+        return chosen(engine_setting(self.engine), self.resolved_case, self.policy.policy())
 
     @property
     def unit_nanoseconds(self) -> int | None:

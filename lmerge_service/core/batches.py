@@ -1,27 +1,51 @@
-"""Batches of the engine: sequences of elements that exist in native code alone until somebody looks
-at them. What is on the hot path asks a batch for all elements at once, by `as_batch`; whatever else
-takes a sequence of elements need not know.
+"""Batches of the engine: sequences of elements, and of records, that exist in native code alone
+until somebody looks at them. What is on the hot path takes them as what they are, by the functions
+here; whatever else takes a sequence need not know.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from lmerge_service.elements import Element
 
 if TYPE_CHECKING:
-    from lmerge_engine import Batch
+    from lmerge_engine import Batch, Encoded
 
-__all__ = ("as_batch",)
+__all__ = ("as_batch", "as_encoded", "encoded_of", "is_for_the_engine")
 
-_Batch: type[Any] | None
+_engine: Any
 try:
-    from lmerge_engine import Batch as _Batch
+    import lmerge_engine as _engine
 except ImportError:
-    _Batch = None
+    _engine = None
 
 
 def as_batch(elements: Iterable[Element]) -> "Batch | None":
     """The elements themselves, if they are a batch of the engine's."""
-    if _Batch is None or type(elements) is not _Batch:
+    if _engine is None or type(elements) is not _engine.Batch:
         return None
     return cast("Batch", elements)
+
+
+def as_encoded(records: Iterable[Any]) -> "Encoded | None":
+    """The records of an output themselves, if the engine has encoded them."""
+    if _engine is None or type(records) is not _engine.Encoded:
+        return None
+    return cast("Encoded", records)
+
+
+def encoded_of(
+    records: Iterable[tuple[bytes | None, bytes]],
+    headers: Sequence[tuple[str, bytes]],
+    batch_bytes: int,
+) -> "Encoded":
+    """The same records by the engine, which has to be there, with the headers that each of them is
+    to have, in batches of up to so many bytes."""
+    encoded = cast("Encoded", _engine.Encoded(headers, batch_bytes))
+    encoded += records
+    return encoded
+
+
+def is_for_the_engine(records: Sequence[Any]) -> bool:
+    """Whether the engine's decoder takes these records: its own, and lists of any."""
+    return type(records) is list or (_engine is not None and type(records) is _engine.Records)

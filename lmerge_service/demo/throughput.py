@@ -95,7 +95,8 @@ async def merge_all(topology: Topology, to: str) -> float:
     """Merges the topics from their beginnings into a fresh one; input elements a second."""
     output = topology.output.model_copy(update={"topic": to, "dead_letters": None})
     topology = topology.model_copy(update={"name": to, "output": output})
-    cluster = Cluster(connection_of(topology.kafka))
+    native = topology.engine_choice.is_native
+    cluster = Cluster(connection_of(topology.kafka), native=native)
     async with cluster.topics() as topics:
         await prepare(topics, topology)
     task = MergeTask(topology, undisputed(topology), cluster)

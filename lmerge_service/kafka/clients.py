@@ -23,6 +23,9 @@ Theory
     has one wait for all fetches: a short one is a hundred requests a second for nothing, a long one
     delays partitions whose records were just taken, which are not in the fetch that is under way.
 
+    It reads an answer without a pause. aiokafka has a connection stop at 128 KiB until somebody
+    takes them, and whoever waits for a fetch of a megabyte has it go on, eight times.
+
     It waits between two updates of metadata that lack a topic or a leader. aiokafka's consumer
     repeats them as fast as the broker answers, for as long as a topic is gone.
 
@@ -38,7 +41,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, conn
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.client import AIOKafkaClient, ConnectionGroup
 from aiokafka.cluster import ClusterMetadata
@@ -86,6 +89,9 @@ _CANCELLED_SECONDS: Final = 1.0
 
 _BOOTSTRAP: Final = "bootstrap"
 """aiokafka's name for a broker that it knows by its address only."""
+
+
+conn.READER_LIMIT = 4 << 20  # it stops at twice that
 
 
 class Client(AIOKafkaClient):  # type: ignore[misc]

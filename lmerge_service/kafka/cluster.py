@@ -22,8 +22,10 @@ __all__ = ("Cluster",)
 class Cluster:
     """Makes clients; each is opened and closed by its caller."""
 
-    def __init__(self, connection: Connection):
+    def __init__(self, connection: Connection, *, native: bool = False):
+        """`native`: by the engine, where there is a choice."""
         self.connection = connection
+        self._native = native
 
     def topics(self) -> Topics:
         """Describes, makes and deletes topics."""
@@ -31,7 +33,7 @@ class Cluster:
 
     def source(self, *, max_record_bytes: int) -> Source:
         """Reads committed records; fetches are large enough for records of `max_record_bytes`."""
-        return Source(self.connection, max_record_bytes=max_record_bytes)
+        return Source(self.connection, max_record_bytes=max_record_bytes, native=self._native)
 
     def sink(
         self,

@@ -1,41 +1,258 @@
-"""Records as the client's parser gives them, instead of a `ConsumerRecord` made of each.
+"""Records as bytes, instead of objects that are made of each: what we have to do with aiokafka's
+parser, and with its builder of batches.
 
 Theory
-    Making a `ConsumerRecord` takes longer than decoding the element in it. The parser's own record
-    has all that is needed of it: offset, timestamp, key, value and headers; what topic and
-    partition it is of is known from where it was read. The client has no option for this, so one
-    private method of it is taken the place of, for those consumers only that are marked by having
-    `as_it_is` for their deserializers. The client's version is pinned; without that method, a
-    marked consumer yields `ConsumerRecord`s, which have these fields as well.
+    Making a `ConsumerRecord` takes longer than decoding the element in it. All that is needed of a
+    record is its offset, timestamp, key, value and headers; what topic and partition it is of is
+    known from where it was read. The client has no option for either of what a consumer gets
+    instead, which is marked by its deserializers:
+
+    `as_it_is`     the records of the client's parser.
+    `in_batches`   the engine's `Records`: what was fetched stays bytes, in which the engine finds
+                   the records (`engine/src/fetched.rs`); the decoder takes them from there. Where
+                   it meets a batch that is unusual, damaged ones among them, the client's parser
+                   reads on from that batch, so that its errors are what they are for everybody.
+
+    A producer gets batches that the engine has built (`sealed`), byte for byte those of the
+    client's builder, but that all records of a batch have one time.
+
+Who owns what
+    The names `MemoryRecords` and `PartitionRecords` in aiokafka's fetcher are ours, and
+    `FetchResult.getall`; consumers that are not marked get what they would have got. The client's
+    version is pinned, and `tests/kafka/test_records.py` and `tests/engine/test_encoded.py` fail
+    when a new one does any of this in another way.
 """
 
-from typing import Any, TypeAlias
+from bisect import bisect_left
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
-from aiokafka.consumer.fetcher import PartitionRecords
+from aiokafka import codec
+from aiokafka.consumer import fetcher
+from aiokafka.consumer.fetcher import READ_COMMITTED, FetchResult, PartitionRecords
+from aiokafka.record.memory_records import MemoryRecords
 
 from lmerge_service.formats.headers import TimedRecord
 
-__all__ = ("Record", "as_it_is")
+if TYPE_CHECKING:
+    from lmerge_engine import Encoded, Records
+
+__all__ = (
+    "Record",
+    "SealedBatch",
+    "as_it_is",
+    "between",
+    "in_batches",
+    "sealed",
+    "value_bytes",
+)
 
 
 Record: TypeAlias = TimedRecord
 """A record of some partition."""
+R = TypeVar("R", bound=Record)
+
+_DECOMPRESS: Final = {
+    1: codec.gzip_decode,
+    2: codec.snappy_decode,
+    3: codec.lz4_decode,
+    4: codec.zstd_decode,
+}
 
 
 def as_it_is(data: bytes | None) -> bytes | None:
-    """The deserializer that marks a consumer."""
+    """The deserializer that marks a consumer of the client's own records."""
     return data
 
 
-_consumer_record = getattr(PartitionRecords, "_consumer_record", None)
+def in_batches(data: bytes | None) -> bytes | None:
+    """The deserializer that marks a consumer of the engine's, which has to be installed."""
+    return data
+
+
+def between(records: list[R], begin: int, end: int) -> list[R]:
+    """Those of the records from one offset on up to another (exclusive)."""
+    first, last = _place(records, begin), _place(records, end)
+    return records if last - first == len(records) else records[first:last]
+
+
+def _place(records: Sequence[Record], offset: int) -> int:
+    """How many of the records are in front of an offset."""
+    if not records or records[-1].offset < offset:
+        return len(records)
+    return bisect_left(records, offset, key=attrgetter("offset"))
+
+
+def value_bytes(records: Sequence[Record]) -> int:
+    """Of all values together."""
+    if type(records) is list:
+        return sum(len(each.value or b"") for each in records)
+    return cast("Records", records).value_bytes
+
+
+# --- in place of the client's builder -------------------------------------------------------------
+
+
+def sealed(records: "Encoded", timestamp: int) -> list["SealedBatch"]:
+    """The records in batches for a transactional producer, with a time in ms."""
+    sizes = enumerate(records.sizes())
+    return [SealedBatch(records, number, *each, timestamp) for number, each in sizes]
+
+
+class SealedBatch:
+    """A batch that takes no more records, as the producer asks a `BatchBuilder` for it."""
+
+    def __init__(
+        self, records: "Encoded", number: int, count: int, size: int, timestamp: int
+    ) -> None:
+        self._records, self._number, self._timestamp = records, number, timestamp
+        self._count, self._size = count, size
+        self._producer = -1, -1, 0
+        self._built: bytes | None = None
+
+    def record_count(self) -> int:
+        return self._count
+
+    def size(self) -> int:
+        """In bytes."""
+        return self._size
+
+    def append(self, **_: Any) -> None:
+        """None: it is full."""
+
+    def close(self) -> None: ...
+
+    def closed(self) -> bool:
+        return True
+
+    def _set_producer_state(self, producer: int, epoch: int, sequence: int) -> None:
+        self._producer, self._built = (producer, epoch, sequence), None
+
+    def _build(self) -> bytes:
+        """The same bytes however often it has to be sent."""
+        if self._built is None:
+            self._built = self._records.sealed(self._number, self._timestamp, *self._producer)
+        return self._built
+
+
+# --- in place of the client's parser --------------------------------------------------------------
+
+
+class _Memory:
+    """Fetched bytes with the client's look at them."""
+
+    def __init__(self, data: bytes):
+        self.data = data
+        self.records = MemoryRecords(data)
+        self.has_next = self.records.has_next
+        self.size_in_bytes = self.records.size_in_bytes
+
+
+class _Batches:
+    """What was fetched of one partition, as the engine reads it."""
+
+    def __init__(self, fetched: Any, tp: Any, data: bytes, settings: tuple[Any, ...]):
+        self._fetched, self._tp, self._data, self._settings = fetched, tp, data, settings
+        self._rest: PartitionRecords | None = None
+
+    @property
+    def next_fetch_offset(self) -> int:
+        """The offset to go on from."""
+        rest = self._rest
+        return int(self._fetched.next_offset if rest is None else rest.next_fetch_offset)
+
+    def take(self, most: int | None) -> tuple[list[Any], bool]:
+        """The next records, and whether there may be more.
+
+        Raises:
+            KafkaError, ValueError: what the client's parser raises for the batch that is next.
+        """
+        if self._rest is None:
+            found = self._fetched.take(most)
+            if most is not None and len(found) >= most:
+                return found, True
+            if self._fetched.fault is None:
+                return found, False
+            self._rest = self._client_s()
+        else:
+            found = ()
+        listed = list(found)
+        for record in self._rest:
+            listed.append(record)
+            if most is not None and len(listed) >= most:
+                return listed, True
+        return listed, False
+
+    def _client_s(self) -> PartitionRecords:
+        """The client's parser at the batch that is unusual, in the state that it would be in."""
+        aborting, coming = self._fetched.aborts()
+        memory = MemoryRecords(self._data)
+        for _ in range(self._fetched.fault):
+            memory.next_batch()
+        found = PartitionRecords(
+            self._tp, memory, coming, self._fetched.next_offset, as_it_is, as_it_is,
+            *self._settings,
+        )  # fmt: skip
+        found._aborted_producers.update(aborting)
+        return found
+
+
+def _partition_records(
+    tp: Any,
+    records: _Memory,
+    aborted: Any,
+    offset: int,
+    key_deserializer: Any,
+    value_deserializer: Any,
+    check_crcs: bool,
+    isolation_level: int,
+) -> Any:
+    settings = check_crcs, isolation_level
+    if value_deserializer is not in_batches or isolation_level != READ_COMMITTED:
+        return PartitionRecords(
+            tp, records.records, aborted, offset, key_deserializer, value_deserializer, *settings
+        )
+    from lmerge_engine import Fetched
+
+    fetched = Fetched(records.data, offset, list(aborted or ()), check_crcs, _decompressed)
+    return _Batches(fetched, tp, records.data, settings)
+
+
+def _decompressed(number: int, data: bytes) -> bytes | None:
+    """None: by no codec, or not at all, which the client's parser will report."""
+    try:
+        return bytes(_DECOMPRESS[number](data))
+    except Exception:  # whatever a codec raises
+        return None
+
+
+_getall = FetchResult.getall
+
+
+def _taken(self: Any, max_records: int | None = None) -> Any:
+    if type(self._partition_records) is not _Batches:
+        return _getall(self, max_records)
+    if not self.check_assignment(self._topic_partition):
+        return []
+    batches = self._partition_records
+    found, more = batches.take(max_records)
+    self._update_position()
+    if not more:
+        self._partition_records = None
+    return found
+
+
+_consumer_record = PartitionRecords._consumer_record
 
 
 def _record(self: Any, tp: Any, record: Any) -> Any:
     if self._value_deserializer is as_it_is:
         return record
-    assert _consumer_record is not None
     return _consumer_record(self, tp, record)
 
 
-if _consumer_record is not None:
-    PartitionRecords._consumer_record = _record
+PartitionRecords._consumer_record = _record
+FetchResult.getall = _taken
+fetcher.MemoryRecords = _Memory
+fetcher.PartitionRecords = _partition_records

@@ -44,7 +44,8 @@ class Outbox:
     """What one transaction carries; keys and values of records, in order."""
 
     records: list[tuple[bytes | None, bytes]] = field(default_factory=list)
-    """For the output partition."""
+    """For the output partition; the engine's `Encoded`, where that has made them, whose headers are
+    those below."""
     dead: list[DeadLetter] = field(default_factory=list)
     state: list[tuple[bytes | None, bytes]] = field(default_factory=list)
     """For the task's partition of the state topic."""

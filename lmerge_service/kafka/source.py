@@ -38,7 +38,7 @@ from lmerge_service.kafka.connection import (
     patient,
 )
 from lmerge_service.kafka.ends import high_watermarks
-from lmerge_service.kafka.records import Record, as_it_is
+from lmerge_service.kafka.records import Record, as_it_is, between, in_batches
 from lmerge_service.kafka.starting import started
 
 __all__ = ("Batches", "Source", "TopicPartition")
@@ -71,15 +71,19 @@ class Source:
         *,
         max_record_bytes: int = 1 << 20,
         fetch_wait_ms: int = 10,
+        native: bool = False,
     ):
+        """`native`: records stay in the engine's batches, sequences that cost nothing until
+        somebody looks at a record; see `records`."""
         self._connection = connection
+        deserializer = in_batches if native else as_it_is
         self._consumer = clients.consumer(
             connection,
             group_id=None,
             enable_auto_commit=False,
             auto_offset_reset="none",
-            key_deserializer=as_it_is,
-            value_deserializer=as_it_is,
+            key_deserializer=deserializer,
+            value_deserializer=deserializer,
             isolation_level="read_committed",
             max_partition_fetch_bytes=max(1 << 20, max_record_bytes),
             fetch_max_wait_ms=fetch_wait_ms,
@@ -323,7 +327,7 @@ class Source:
         progress = loop.time()
         while remaining:
             for tp, records in (await self.poll(_BACKLOG_POLL_SECONDS)).items():
-                inside = [record for record in records if record.offset < ends[tp]]
+                inside = between(records, starts[tp], ends[tp])
                 if tp in remaining and inside:
                     yield tp, inside
                 progress = loop.time()  # the reader may take its time

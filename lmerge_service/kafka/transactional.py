@@ -11,6 +11,7 @@ What happens on a crash at each await
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Self, TypeAlias
 
@@ -24,11 +25,13 @@ from aiokafka.errors import (
 from aiokafka.producer import sender
 from aiokafka.producer.message_accumulator import BatchBuilder
 
+from lmerge_service.core.batches import as_encoded
 from lmerge_service.errors import UnwritableError
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.kafka import clients
 from lmerge_service.kafka.closing import stop
 from lmerge_service.kafka.connection import Connection, lacking
+from lmerge_service.kafka.records import SealedBatch, sealed
 from lmerge_service.kafka.unfinished import take_over
 
 __all__ = ("BATCH_BYTES", "COMMIT_SECONDS", "Sent", "TransactionalWriter", "end_of", "retrieve")
@@ -105,7 +108,7 @@ class TransactionalWriter:
     async def _send_letters(self, to: TopicPartition, dead: Iterable[DeadLetter]) -> "list[Sent]":
         return [await self._send(to, each) for each in self._letters(dead)]
 
-    async def _send(self, to: TopicPartition, batch: BatchBuilder) -> Sent:
+    async def _send(self, to: TopicPartition, batch: BatchBuilder | SealedBatch) -> Sent:
         count = batch.record_count()
         size = batch.size()
         sent = await self._producer.send_batch(batch, to.topic, partition=to.partition)
@@ -148,9 +151,15 @@ class TransactionalWriter:
         named = error.args[0]
         return set(named) if isinstance(named, set | frozenset) else {str(named)}
 
-    def _batches(self, records: Records, headers: Headers = ()) -> Iterator[BatchBuilder]:
-        """Builders of up to 256 KiB: appending to them directly is the producer's fast path."""
+    def _batches(
+        self, records: Records, headers: Headers = ()
+    ) -> Iterator[BatchBuilder | SealedBatch]:
+        """Builders of up to 256 KiB: appending to them directly is the producer's fast path, where
+        the engine has not built the batches."""
         if not records:
+            return
+        if (encoded := as_encoded(records)) is not None:
+            yield from sealed(encoded, time.time_ns() // 1_000_000)
             return
         builder, each_has = self._producer.create_batch(), [*headers]
         for key, value in records:

@@ -43,6 +43,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
+from lmerge_service.core.batches import is_for_the_engine
 from lmerge_service.elements import START, Element, Stable
 from lmerge_service.errors import ElementError, StateError
 from lmerge_service.formats.dead_letters import DeadLetter
@@ -324,7 +325,7 @@ class ReplicaDecoder:
     def _engine(self, partition: int, records: Sequence[TimedRecord]) -> "NativeDecoder | None":
         """What decodes most of the records at once, where that is all that is to be done."""
         native = self._decoder.native
-        if native is None or not isinstance(records, list) or not records:
+        if native is None or not records or not is_for_the_engine(records):
             return None
         if self._dialect is not None or self._routes is not None:
             return None

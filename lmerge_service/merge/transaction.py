@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import structlog
 
-from lmerge_service.core.batches import as_batch
+from lmerge_service.core.batches import as_batch, as_encoded, encoded_of
 from lmerge_service.elements import Adjust, Element, Insert, Stable
 from lmerge_service.errors import FencedError, TransportError, UnwritableError
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.sink import Origin, Outbox, Sink
-from lmerge_service.kafka.transactional import retrieve
+from lmerge_service.kafka.transactional import BATCH_BYTES, retrieve
 from lmerge_service.merge.commit_record import COMMIT_KEY, CommitRecord
 from lmerge_service.merge.commit_turns import CommitTurns, Turn
 from lmerge_service.merge.counting import Accounts
@@ -183,12 +183,14 @@ class Transaction:
             outbox.size += 2 * len(value)
 
     def _append_batch(self, batch: "Batch") -> None:
-        records, size, inserts, adjusts, removals, stables = batch.encoded()
-        if not self._state.router.keyed_by_payload:
-            key_of = self._state.router.key_of
-            records = [(key and key_of(key), value) for key, value in records]
-        self._outbox.records += records
-        self._outbox.size += 2 * size
+        outbox, router, keys = self._outbox, self._state.router, None
+        if (encoded := as_encoded(outbox.records)) is None:
+            encoded = encoded_of(outbox.records, self._headers, BATCH_BYTES)
+            outbox.records = encoded
+        if not router.keyed_by_payload:
+            keys = [*map(router.key_of, batch.payloads())]
+        size, inserts, adjusts, removals, stables = encoded.extend(batch, keys)
+        outbox.size += 2 * size
         emitted = self._emitted
         emitted["inserts"] += inserts
         emitted["adjusts"] += adjusts

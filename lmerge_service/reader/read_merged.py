@@ -47,7 +47,10 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from lmerge_service.config.engines import engine_setting
 from lmerge_service.core import Breach, Case, Gap, LMerge, Policy, lmerge
+from lmerge_service.core.batches import as_batch
+from lmerge_service.core.engine import EngineSetting
 from lmerge_service.elements import INFINITY, START, Element, Stable
 from lmerge_service.errors import ConfigurationError, RefusedError, StateError, TransportError
 from lmerge_service.formats.dead_letters import DeadLetter
@@ -111,6 +114,7 @@ def read_merged(
     accept_gaps: bool = False,
     on_start_over: Callable[[StartedOver], object] = lambda _: None,
     on_gap: Callable[[Gap], object] = lambda _: None,
+    engine: EngineSetting = "auto",
 ) -> "MergedReader":
     """A reader of the one stream that `topics` mean, to be used as `async with`.
 
@@ -134,25 +138,31 @@ def read_merged(
     without a range of time that no topic covers any more, once all topics are there: it goes to
     `on_gap`, before the first element behind it, and `status().correct_from` is its end.
 
+    `engine` merges, unless the environment's `LMERGE_ENGINE` names another; the stream is the same
+    by either, and so are tokens.
+
     Raises:
         ConfigurationError: no topics, or one twice; a quorum that so few cannot make; a snapshot
-            in case R0 to R2; a token of another case, policy, nfc or drop_nulls.
+            in case R0 to R2; a token of another case, policy, nfc or drop_nulls; an engine that
+            cannot be had.
         StateError: the token is damaged, or of another version.
     """
     if not topics or len(set(topics)) < len(topics):
         raise ConfigurationError("read_merged needs topics, at least one, each once")
     try:
         policy.check_inputs(len(topics))
-        merge = lmerge(case, policy)
+        engine = engine_setting(engine)
+        merge = lmerge(case, policy, engine=engine)
     except ValueError as error:
         raise ConfigurationError(str(error)) from None
     if start == "snapshot" and merge.live_output() is None:
         raise ConfigurationError(f"to begin at a snapshot takes case R3 or R4, not {merge.case}")
     saved = None if token is None else Token.unsealed(token)
     if saved is not None:
-        merge = _resumed(saved, merge, nfc=nfc, drop_nulls=drop_nulls)
+        merge = _resumed(saved, merge, engine, nfc=nfc, drop_nulls=drop_nulls)
+    native = as_batch(merge.empty()) is not None
     decoder = WireDecoder(
-        nfc=nfc, drop_nulls=drop_nulls, max_record_bytes=1 << 30, max_depth=DEEPEST
+        nfc=nfc, drop_nulls=drop_nulls, max_record_bytes=1 << 30, max_depth=DEEPEST, native=native
     )
     places = {} if saved is None else saved.places
     return MergedReader(
@@ -172,11 +182,14 @@ def read_merged(
         accept_gaps=accept_gaps,
         on_start_over=on_start_over,
         on_gap=on_gap,
+        native=native,
     )
 
 
-def _resumed(saved: Token, requested: LMerge, *, nfc: bool, drop_nulls: bool) -> LMerge:
-    merge = saved.merge()
+def _resumed(
+    saved: Token, requested: LMerge, engine: EngineSetting, *, nfc: bool, drop_nulls: bool
+) -> LMerge:
+    merge = saved.merge(engine)
     for what, was, now in (
         ("case", merge.case, requested.case),
         ("policy", merge.policy, requested.policy),
@@ -210,6 +223,7 @@ class MergedReader:
         accept_gaps: bool,
         on_start_over: Callable[[StartedOver], object],
         on_gap: Callable[[Gap], object],
+        native: bool,
     ):
         self._connection = connection
         self._merge = merge
@@ -220,7 +234,7 @@ class MergedReader:
         """What topics that were begun in their middle have added, and was not handed out."""
         self._nfc, self._drop_nulls = nfc, drop_nulls
         self._follow = follow
-        self._batch_records = batch_records
+        self._batch_records, self._native = batch_records, native
         self._patience = patience
         self._on_dead, self._on_breach = on_dead, on_breach
         self._accepts_gaps, self._on_gap = accept_gaps, on_gap
@@ -234,7 +248,8 @@ class MergedReader:
         """Raises TransportError when Kafka cannot be reached."""
         async with AsyncExitStack() as stack:
             self._topics = await stack.enter_async_context(Topics(self._connection))
-            self._source = await stack.enter_async_context(Source(self._connection))
+            source = Source(self._connection, native=self._native)
+            self._source = await stack.enter_async_context(source)
             self._answered = self._looked = self._polled = asyncio.get_running_loop().time()
             await self._look(CONNECT_SECONDS)
             if not self._follow:

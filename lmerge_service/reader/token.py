@@ -17,6 +17,7 @@ from hashlib import sha256
 import msgspec
 
 from lmerge_service.core import LMerge, restore
+from lmerge_service.core.engine import EngineSetting
 from lmerge_service.elements import START, Element
 from lmerge_service.errors import StateError
 from lmerge_service.formats.payload import DEEPEST, EQUALITY_VERSION
@@ -100,9 +101,9 @@ class Token(msgspec.Struct, frozen=True):
             )
         return token
 
-    def merge(self) -> LMerge:
+    def merge(self, engine: EngineSetting = "python") -> LMerge:
         """The operator, as it was."""
-        return restore(self.operator)
+        return restore(self.operator, engine)
 
     def elements(self) -> list[Element]:
         """What was merged and not handed out."""

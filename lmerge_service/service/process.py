@@ -69,7 +69,8 @@ async def _work(topology: Topology, standby: bool) -> None:
         replicas=heeding,
         every=topology.feedback_seconds,
     )
-    worker = Worker(topology, Cluster(connection), standby_only=standby, feedback=points.update)
+    cluster = Cluster(connection, native=topology.engine_choice.is_native)
+    worker = Worker(topology, cluster, standby_only=standby, feedback=points.update)
     structlog.contextvars.bind_contextvars(worker=worker.name)
     follower = FeedbackFollower(connection, [output.topic])
     access = Access(topology.http)

@@ -323,6 +323,15 @@ def test_n18_where_no_address_answers_that_is_reported() -> None:
         run(asked())
 
 
+def test_answers_are_read_without_a_pause(bootstrap: str, topic_name: Callable[..., str]) -> None:
+    async def limits() -> set[int]:
+        async with topic_of(Connection(bootstrap), topic_name()) as topics:
+            conns = topics._client._conns.values()
+            return {each._reader._limit for each in conns}
+
+    assert run(limits()) == {4 << 20}
+
+
 # --- N11: a consumer that has nothing to read -----------------------------------------------------
 
 

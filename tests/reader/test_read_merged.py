@@ -344,7 +344,11 @@ def test_going_on_from_tokens_is_as_good_as_not_having_stopped(written: Topic) -
         received: list[Element] = []
         token, sizes, mid = None, [], 0
         for _ in range(25):
-            options = {"token": token, "batch_records": chance.randrange(1, 60)}
+            options = {
+                "token": token,
+                "batch_records": chance.randrange(1, 60),
+                "engine": chance.choice(("auto", "python")),
+            }
             async with written.reader("ab", **options) as reader:
                 received += await take(reader, chance.randrange(1, 25))
                 token = reader.token()
@@ -367,11 +371,12 @@ def test_of_one_topic_the_very_elements_go_on(written: Topic) -> None:
         async with written.reader("c") as reader:
             whole = await all_of(reader)
         for stop in (1, 2, len(whole) // 2, len(whole) - 1, len(whole)):
-            async with written.reader("c") as reader:
-                begun = await take(reader, stop)
-                token = reader.token()
-            async with written.reader("c", token=token) as reader:
-                assert begun + await all_of(reader) == whole
+            for one, other in (("auto", "auto"), ("auto", "python"), ("python", "auto")):
+                async with written.reader("c", engine=one) as reader:
+                    begun = await take(reader, stop)
+                    token = reader.token()
+                async with written.reader("c", engine=other, token=token) as reader:
+                    assert begun + await all_of(reader) == whole
 
     in_time(play())
 

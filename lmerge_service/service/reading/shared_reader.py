@@ -35,7 +35,7 @@ from lmerge_service.config.topology import Topology
 from lmerge_service.errors import TransportError
 from lmerge_service.formats.routing import Router
 from lmerge_service.kafka.cluster import Cluster
-from lmerge_service.kafka.records import Record
+from lmerge_service.kafka.records import Record, value_bytes
 from lmerge_service.kafka.source import Batches, Source, TopicPartition
 from lmerge_service.merge.replicas import ReplicaState
 from lmerge_service.merge.task_state import wire_decoder
@@ -306,7 +306,7 @@ class SharedReader:
         """Remembers what was read last, of all inputs together."""
         if self._router.partitions == 1 or not shared.members:
             return
-        size = sum(len(each.value or b"") for each in records) + _RECORD_BYTES * len(records)
+        size = value_bytes(records) + _RECORD_BYTES * len(records)
         shared.kept[partition].append((began, records))
         self._kept.append((shared, partition, size))
         self._kept_bytes += size

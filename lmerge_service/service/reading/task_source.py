@@ -22,11 +22,11 @@ from typing import Any, Final, Protocol
 
 import structlog
 
-from lmerge_service.elements import Element
+from lmerge_service.elements import INFINITY, Element
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.kafka.connection import CONNECT_SECONDS
 from lmerge_service.kafka.lookups import Lookups
-from lmerge_service.kafka.records import Record
+from lmerge_service.kafka.records import Record, between
 from lmerge_service.kafka.source import Batches, Source, TopicPartition
 from lmerge_service.merge.decoding import DecodedPiece
 from lmerge_service.merge.guards.verdicts import Ruling
@@ -298,11 +298,7 @@ class TaskSource:
         for tp, records in batches.items():
             limit, state = self._limit(tp), self._state.replicas.merging(tp)
             begins = 0 if state is None else state.next[tp.partition]
-            inside = [
-                each
-                for each in records
-                if begins <= each.offset and (limit is None or each.offset < limit)
-            ]
+            inside = between(records, begins, INFINITY if limit is None else limit)
             if limit is not None and limit <= records[-1].offset:
                 self._own.rewind(tp, limit)
             if inside:
