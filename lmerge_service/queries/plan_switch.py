@@ -201,11 +201,11 @@ class RunningQuery:
         """Has `output` be what was emitted, in the place of what this query has by itself: of a
         process that was killed, and whose input has been processed anew. Returns what makes it that
         of this query: nothing, where plans emit on every update or on close; operators that emit by
-        how input was batched may have it otherwise. Events that end before the point of
-        `skip_before`, which one of the two may have left out, are not compared.
+        how input was batched, or hold back (`align`), may have it otherwise. Events that end before
+        the point of `skip_before`, which one of the two may have left out, are not compared.
 
         Raises:
-            StateError: they differ while a switch is under way, or in what is final.
+            StateError: they differ while a switch is under way.
         """
         skip = self.network.skip
         if (self.stable, self.output.counted()) == (output.stable, output.counted()):
@@ -215,20 +215,17 @@ class RunningQuery:
             LiveEvents(((e.payload, e.vs, e.ve) for e in each if e.ve >= skip), output.stable)
             for each in (self.output, output)
         )
-        stable, other = self.stable, mine.counted() != theirs.counted()
-        if stable < output.stable or (other and self._switched is not None):
-            raise StateError(
-                "the output is not what this state emits: is there another writer, or other input?"
-            )
-        self.output, first = output, list[Element]()
-        if other:
-            switched, changes = SwitchedOutput.begun(theirs, mine, skip)
+        if self._switched is not None:
+            raise StateError("the output is not what this state emits, and its plan is switching")
+        stable, first = self.stable, list[Element]()
+        self.output = output
+        if stable < output.stable or mine.counted() != theirs.counted():
+            self._switched, changes = SwitchedOutput.begun(theirs, mine, skip)
             first += changes
             self.output.apply(first)
-            self._switched = None if switched.is_over else switched
-        if other and self._switched is not None:
-            return net([*first, *self._emitted([Stable(stable)])])
-        return first if stable == output.stable else net([*first, *self._emitted([Stable(stable)])])
+        elif stable == output.stable:
+            return []
+        return net([*first, *self._emitted([Stable(stable)])])
 
     def skip_before(self, point: int) -> None:
         """As `Network.skip_before`, for the plans to come as well."""

@@ -12,8 +12,8 @@ Theory
 
     What was emitted meanwhile is in the output, committed. Plans that emit on every update, or on
     close, have the same of it again; of the others the difference is emitted
-    (`RunningQuery.go_on_from`). So nothing is repeated and nothing lost: the topic is a legal
-    stream by itself.
+    (`RunningQuery.go_on_from`), or, in the midst of a switch of plans, they resume by the output. So
+    nothing is repeated and nothing lost: the topic is a legal stream by itself.
 
     A snapshot that is damaged, or of another release, gives way to the one before, and that to the
     facts from the first on. Where the plan is another one, or there is no state at all, the output
@@ -176,7 +176,11 @@ class Recovery:
         await self._replay(inputs, partitions, begun, commit)
         if commit.point > START:
             partitions.skip_before(commit.point)
-        first = partitions.go_on_from(outputs)
+        try:
+            first = partitions.go_on_from(outputs)
+        except StateError as error:  # killed while it switched plans, by operators that may differ
+            log.warning("the output is what is left", why=str(error))
+            return await self._resume(commit)
         if any(first):
             log.info("the output is brought up to date", elements=sum(map(len, first)))
         return Recovered(

@@ -9,7 +9,16 @@ from pydantic import BaseModel
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.replicas.running import Replica, ReplicaPhase
 
-__all__ = ("ReplicaStatus", "reasons_of", "status_of")
+__all__ = (
+    "InputPartitionStatus",
+    "InputStatus",
+    "OperatorStatus",
+    "OutputStatus",
+    "ReplicaStatus",
+    "StateStatus",
+    "reasons_of",
+    "status_of",
+)
 
 Time = int | None | str
 """None: not known yet; "inf": the end."""

@@ -64,7 +64,7 @@ def test_a_module_that_raises_ends_it_before_it_commits(
     bootstrap: str, topic_name: TopicName
 ) -> None:
     facts, to = topic_name("calls"), topic_name("raising")
-    send_facts(bootstrap, facts, [*CALLS, {**CALLS[0], "n": 13}, *CALLS])
+    send_facts(bootstrap, facts, [*CALLS, {**CALLS[-1], "n": 13}, *CALLS])
     with Running(bootstrap, "raising", to, calls=facts) as replica:
         assert replica.wait() == 4
     (line,) = replica.error.splitlines()
