@@ -31,6 +31,7 @@ from benchmarks import (
     kill_loop,
     policies,
     queries,
+    replicas,
     rolling,
     service,
     soak,
@@ -68,7 +69,8 @@ def main() -> None:
     what = parser.add_subparsers(
         dest="what",
         metavar="figures | availability | forward | drills | policies | service | soak | rolling | "
-        "kill-loop | jumpstart | control-log | spark | spark-merge | generated | queries",
+        "kill-loop | jumpstart | control-log | spark | spark-merge | generated | queries | "
+        "replicas",
     )
     _add_figures(what)
     _add_availability(what)
@@ -85,6 +87,7 @@ def main() -> None:
     _add_generated(what)
     _add_spark_merge(what)
     _add_queries(what)
+    _add_replicas(what)
     options = parser.parse_args()
     if options.what == "policies":
         _run_policies(options.events, options.json, options.out)
@@ -144,6 +147,9 @@ def main() -> None:
         quieten_garbage_collector()
         clock = time.process_time if options.cpu else time.perf_counter
         queries.run(options.runs, options.elements, options.live, report, clock)
+    elif options.what == "replicas":
+        quieten_garbage_collector()
+        asyncio.run(replicas.run(options.runs, options.facts, options.live, report))
     else:
         _run(options.only, options.runs, options.elements, report)
     if options.json:
@@ -193,6 +199,14 @@ def _add_spark_merge(what: _Subparsers) -> None:
         "--live", type=int, nargs="*", default=[1_000, 100_000, 1_000_000], help="live events"
     )
     merge.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_replicas(what: _Subparsers) -> None:
+    of_replicas = what.add_parser("replicas", help="measure a replica of a query, and its restart")
+    of_replicas.add_argument("--runs", type=int, default=3, help="runs of each (3)")
+    of_replicas.add_argument("--facts", type=int, default=400_000, help="facts (400,000)")
+    of_replicas.add_argument("--live", type=int, default=100_000, help="live events (100,000)")
+    of_replicas.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_queries(what: _Subparsers) -> None:

@@ -1,18 +1,34 @@
 """How many random cases a test has, by how much time there is."""
 
 import pytest
+from _pytest.mark import ParameterSet
 
 __all__ = ("seeds",)
 
 
-def seeds(fast: int) -> pytest.MarkDecorator:
+def seeds(fast: int, *, deep: int | None = None, most: int | None = None) -> pytest.MarkDecorator:
     """Runs a test with so many seeds in `make test`, 10 times as many in `make test-full`, and 100
-    times in `make test-deep`, none twice."""
+    times, or `deep`, in `make test-deep`, none twice; `most` are run at a time, where they take
+    long."""
+    full, whole = 10 * fast, deep or 100 * fast
     return pytest.mark.parametrize(
         "seeds",
         [
             pytest.param(range(fast), id="fast"),
-            pytest.param(range(fast, 10 * fast), id="full", marks=pytest.mark.full),
-            pytest.param(range(10 * fast, 100 * fast), id="deep", marks=pytest.mark.deep),
+            *_cut(range(fast, full), most, "full", pytest.mark.full),
+            *_cut(range(full, whole), most, "deep", pytest.mark.deep),
         ],
     )
+
+
+def _cut(
+    every: range, most: int | None, name: str, mark: pytest.MarkDecorator
+) -> list[ParameterSet]:
+    """One range, or several that are no longer than `most`, with their names and marks."""
+    size = most or len(every)
+    parts = [every[at : at + size] for at in range(0, len(every), size)]
+    alone = len(parts) == 1
+    return [
+        pytest.param(part, id=name if alone else f"{name}-{part.start}", marks=mark)
+        for part in parts
+    ]

@@ -276,6 +276,6 @@ def portable(payload: Hashable) -> Hashable:
 def hashable(payload: Any) -> Hashable:
     """A payload as it was: msgpack gives a tuple back as a list."""
     if isinstance(payload, list):
-        return tuple(hashable(part) for part in payload)
+        payload = tuple([hashable(part) if isinstance(part, list) else part for part in payload])
     hash(payload)
     return payload  # type: ignore[no-any-return]

@@ -1,8 +1,20 @@
 """Settings of the interpreter for a process that merges."""
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-__all__ = ("quieten_garbage_collector",)
+__all__ = ("quieten_garbage_collector", "without_garbage_collector")
+
+
+@contextmanager
+def without_garbage_collector() -> Iterator[None]:
+    """While a large state is read, which makes no cycles: scanning it takes as long again."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def quieten_garbage_collector() -> None:

@@ -1,11 +1,12 @@
 """Checks the plans of a query over recorded input: against the meaning, and merged.
 
 Theory
-    Each plan takes in the same steps, each in batches of another size. What a plan emits must be
-    legal, keep what its properties promise, and be what the query means: a plan that emits on
-    update of the input so far, after every batch, every other before its stable point. A plan that
-    is wrong for a while is found although it is right in the end. The outputs are merged under the
-    case that the plans allow, and `judging.Judge` judges the merge after every element.
+    The plans take in the same steps, each plan in batches of another size. What a plan emits must
+    be legal, and be what the query means: of the input so far, after every batch, if it emits on
+    update; else before its stable point. So a plan that is wrong for a while is found although it
+    is right in the end. The outputs are merged under the case that the plans allow, which breaches
+    report if a plan lacks what it promises, and `judging.Judge` judges the merge after every
+    element.
 
 Cost
     The meaning is computed from all events, whenever it is compared with: `every` so many steps,

@@ -41,6 +41,7 @@ from typing import Literal as OneOf
 
 import msgspec
 
+from lmerge_service.elements import INFINITY
 from lmerge_service.errors import ConfigurationError, ModuleError
 from lmerge_service.queries import aggregates, logical, modules
 from lmerge_service.queries.compiling import (
@@ -51,6 +52,7 @@ from lmerge_service.queries.compiling import (
     projection,
     resolve,
 )
+from lmerge_service.queries.explaining import described as described_node
 from lmerge_service.queries.logical import Aggregation, Apply, Node, Top
 from lmerge_service.queries.network import Network, Part
 from lmerge_service.queries.operators import grids
@@ -113,7 +115,7 @@ _AS_THE_PLAN: Final = Choice()
 _NO_PLAN: Final = "there are no windows {0.windows!r}; there is grid, panes, expand"
 _NO_WINDOWS: Final = {
     "panes": "panes are for aggregates in windows over events of length 1, not for {1}",
-    "expand": "expand is for aggregates in windows, not for {1}",
+    "expand": "expand is for aggregates in windows over events that end, not for {1}",
 }
 _GROUP: Final = "group"
 """The source of a plan that is applied to each group."""
@@ -159,13 +161,17 @@ def physical(
     if align is not None:
         chosen[plan] = msgspec.structs.replace(chosen.get(plan, _AS_THE_PLAN), align=align)
     for node in chosen.keys() - set(logical.nodes(plan)):
-        raise ConfigurationError(f"a choice is about what is no part of the query: {node}")
+        raise ConfigurationError(
+            f"a choice is about what is no part of the query: {described_node(node)}"
+        )
     for each in [emit, *(choice.emit for choice in chosen.values())]:
         if each not in (None, *get_args(Emit)):
             raise ConfigurationError(f"there is no level {each!r} to emit at")
     for node, choice in chosen.items():
         if choice.windows not in window_plans(node):
-            raise ConfigurationError(_NO_WINDOWS.get(choice.windows, _NO_PLAN).format(choice, node))
+            raise ConfigurationError(
+                _NO_WINDOWS.get(choice.windows, _NO_PLAN).format(choice, described_node(node))
+            )
         if choice.align is not None and choice.align < 0:
             raise ConfigurationError(f"align is at least 0, not {choice.align}")
     in_order = [(node, chosen[node]) for node in logical.nodes(plan) if node in chosen]
@@ -176,8 +182,11 @@ def window_plans(node: Node) -> tuple[WindowPlan, ...]:
     """How a node can compute windows; "grid" alone, which is the default, of other nodes too."""
     if not isinstance(node, logical.Windows) or isinstance(node.results, Apply):
         return ("grid",)
-    if logical.longest(node.of) == 1:
-        return ("grid", "panes", "expand")
+    match logical.longest(node.of):
+        case 1:
+            return ("grid", "panes", "expand")
+        case endless if endless == INFINITY:
+            return ("grid",)
     return ("grid", "expand")
 
 

@@ -9,6 +9,10 @@ Theory
     >>> flights = facts("flights", time="time", fields={"origin": str, "delay": int})
     >>> delays = (flights.where(col.delay > 0).windows(hopping(HOUR, every=1_200)).by("origin")
     ...           .aggregate(flights=count(), delay=sum_("delay")))
+    >>> print(delays)
+    windows hopping(3600, every=1200) by origin: flights=count(), delay=sum(col.delay)
+    └─ where col.delay > 0
+       └─ facts flights (origin: str, delay: int)
     >>> print(delays.schema)
     (origin: str, flights: int, delay: int)
     >>> flights.where(col.dealy > 0)
@@ -35,7 +39,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmerge_service.errors import ConfigurationError
-from lmerge_service.queries import logical
+from lmerge_service.queries import explaining, logical
 from lmerge_service.queries.expressions import Expression, tree_of
 from lmerge_service.queries.logical import Aggregation, Apply, Grid, Node
 from lmerge_service.queries.modules import Module
@@ -240,6 +244,10 @@ class Query:
     def __post_init__(self) -> None:
         logical.schema_of(self.plan)
         logical.sources(self.plan)
+
+    def __str__(self) -> str:
+        """The nodes of the plan as a tree."""
+        return "\n".join(explaining.tree(self.plan))
 
     @property
     def schema(self) -> Schema:

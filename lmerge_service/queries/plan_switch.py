@@ -210,6 +210,9 @@ class RunningQuery:
             StateError: they differ while a switch is under way, or in what is final.
         """
         skip = self._skip
+        if (self.stable, self.output.counted()) == (output.stable, output.counted()):
+            self.output = output
+            return []
         mine, theirs = (
             LiveEvents(((e.payload, e.vs, e.ve) for e in each if e.ve >= skip), output.stable)
             for each in (self.output, output)

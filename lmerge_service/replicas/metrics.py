@@ -1,7 +1,7 @@
 """A replica's metrics: its status as numbers for Prometheus, made when it is scraped.
 
 What is not known is absent, never 0. Labels: `input` is a source of the query, `partition` one of
-its topic's, or of the output. docs/operations/metrics.md has all of them.
+its topic's, or of the output. docs/operations/query-metrics.md has all of them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,12 +16,16 @@ from prometheus_client.core import (
     Metric,
 )
 
+from lmerge_service.core import BreachKind
 from lmerge_service.elements import INFINITY
+from lmerge_service.queries.rows import RefusalReason
 from lmerge_service.replicas.running import Replica, ReplicaPhase
 from lmerge_service.replicas.status import InputStatus, ReplicaStatus, Time, status_of
 
 __all__ = ("metrics_of",)
 
+_KINDS = ("inserts", "adjusts", "removals", "stables")
+_REASONS = ("late", "duplicate", *RefusalReason)
 _Samples: TypeAlias = Iterable[tuple[tuple[str, ...], float | None]]
 
 
@@ -91,7 +95,9 @@ def _input_metrics(inputs: Sequence[InputStatus]) -> Iterator[Metric]:
     records = [(labels, one.records) for labels, one in each]
     yield _counter("records", "Records read.", label, records)
     dropped = [
-        ((one.name, reason), count) for one in inputs for reason, count in one.dropped.items()
+        ((one.name, reason), one.dropped.get(reason, 0))
+        for one in inputs
+        for reason in dict.fromkeys([*_REASONS, *one.dropped])
     ]
     text = "Records that are no part of the input: late, duplicate, or dead letters."
     yield _counter("dropped", text, ("input", "reason"), dropped)
@@ -114,12 +120,12 @@ def _output_metrics(status: ReplicaStatus) -> Iterator[Metric]:
     yield _gauge("output_stable_point", "Committed.", ("partition",), stable)
     ended = [(labels, each.stable == "inf") for labels, each in parts]
     yield _gauge("output_ended", "1 when nothing more is published.", ("partition",), ended)
-    kinds = [((kind,), count) for kind, count in status.published.items()]
+    kinds = [((kind,), status.published.get(kind, 0)) for kind in _KINDS]
     text = "Elements committed by this process; removals are adjusts, too."
     yield _counter("elements", text, ("kind",), kinds)
     text = "Transactions committed by this process."
     yield _counter("transactions", text, (), [((), status.transactions)])
-    refused = [((kind,), count) for kind, count in status.refused.items()]
+    refused = [((kind,), status.refused.get(kind, 0)) for kind in BreachKind]
     text = "Elements of inputs that may not stand where they stand."
     yield _counter("refused_elements", text, ("kind",), refused)
     point = [((), _number(status.feedback_point))]
@@ -133,7 +139,7 @@ def _state_metrics(status: ReplicaStatus) -> Iterator[Metric]:
     yield _gauge("state_bytes", text, (), [((), held.bytes)])
     text = "With more bytes it stops."
     yield _gauge("state_max_bytes", text, (), [((), held.max_bytes)])
-    taken = [((what,), count) for what, count in held.snapshots.items()]
+    taken = [((what,), held.snapshots.get(what, 0)) for what in ("taken", "failed")]
     yield _counter("snapshots", "Snapshots taken, and failed.", ("outcome",), taken)
     label = ("operator",)
     names = [(f"{at} {each.operator}",) for at, each in enumerate(status.operators)]

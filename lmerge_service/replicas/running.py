@@ -35,7 +35,7 @@ from lmerge_service.kafka.source import Source
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.kafka.transactional import BATCH_BYTES
 from lmerge_service.merge.snapshots.writer import Snapshots
-from lmerge_service.merge.tuning import quieten_garbage_collector
+from lmerge_service.merge.tuning import quieten_garbage_collector, without_garbage_collector
 from lmerge_service.replicas.commit_record import state_topic
 from lmerge_service.replicas.partitions import Partitions
 from lmerge_service.replicas.reading import Portion, Reading
@@ -123,7 +123,8 @@ class Replica:
             recovery = Recovery(
                 self.request, widths, ids, width, source, clock=time.perf_counter_ns
             )
-            state = self.state = await recovery.run(start)
+            with without_garbage_collector():
+                state = self.state = await recovery.run(start)
             self.point = state.commit.point
             self.recovery_seconds = round(self.clock() - started, 3)
             self._report(state)

@@ -90,6 +90,8 @@ class ReplicaTransaction:
         }
         self._point = recovered.commit.point
         self._moved, self._due, self._fetched = False, 0.0, 0.0
+        self._uncovered = True
+        """Something was processed that no snapshot covers."""
 
     @property
     def places(self) -> tuple[SnapshotPlace, ...]:
@@ -117,7 +119,7 @@ class ReplicaTransaction:
         """An input's partition is processed up to an offset, by so many records."""
         self._positions[name][partition] = behind
         self._snapshots.merged(records)
-        self._moved = True
+        self._moved = self._uncovered = True
 
     def heed(self, point: int) -> None:
         """What ends before that is left out from now on."""
@@ -169,7 +171,7 @@ class ReplicaTransaction:
     def _is_due(self) -> bool:
         moved = self._moved and self._clock() >= self._due
         # a snapshot is of the state at a commit record, so that one is due with it
-        wanted = self._snapshots.is_due and (self._moved or not self._places)
+        wanted = self._snapshots.is_due and self._uncovered
         return bool(self.waiting or moved or wanted or self._snapshots.needs_transaction())
 
     def _start(self) -> None:
@@ -179,6 +181,7 @@ class ReplicaTransaction:
         if self._snapshots.is_due:
             stream = snapshot(record, self._state.inputs, self._state.partitions)
             self._snapshots.start(record.transaction, stream, self._places, 0, 0)
+            self._uncovered = False
         outbox.state = [*chunks, (MARK_KEY, record.encoded())]
         outbox.headers = self._headers
         self._outbox, self._emitted = PartitionsOutbox(), Counter()

@@ -29,8 +29,8 @@ CONTROL = (
     "accept-gap", "policy", "decisions",
 )  # fmt: skip
 COMMANDS = (
-    "demo", "up", "down", "run", "doctor", "spark-merge", "read", "publish", "replica", "broker",
-    "state",
+    "demo", "up", "down", "run", "doctor", "spark-merge", "read", "publish", "query", "replica",
+    "broker", "state",
     *CONTROL, "drill", "restart-output", "present", "merge", "audit", "infer", "generate", "table",
 )  # fmt: skip
 PAGES = [
@@ -39,6 +39,9 @@ PAGES = [
     ("broker", "start"),
     ("broker", "status"),
     ("state", "verify"),
+    ("query", "list"),
+    ("query", "explain"),
+    ("query", "check"),
     ("replica", "feed"),
     ("replica", "list"),
     ("replica", "run"),

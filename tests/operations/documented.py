@@ -14,9 +14,10 @@ _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
 
-def documented_metrics() -> dict[str, tuple[str, frozenset[str]]]:
-    """By name as a query has it (of a histogram without _bucket): type and labels."""
-    rows = _ROW.findall(Path("docs/operations/metrics.md").read_text())
+def documented_metrics(page: str = "metrics") -> dict[str, tuple[str, frozenset[str]]]:
+    """By name as a query has it (of a histogram without _bucket): type and labels; of a worker, or
+    on another page."""
+    rows = _ROW.findall(Path(f"docs/operations/{page}.md").read_text())
     found = {name: (kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
     assert len(found) == len(rows), "a metric has two rows"
     return found
@@ -26,7 +27,7 @@ def of_metric(name: str) -> frozenset[str]:
     """The labels of a metric that a query names; fails where there is none."""
     if name == "up":  # Prometheus' own
         return frozenset()
-    metrics = documented_metrics()
+    metrics = documented_metrics() | documented_metrics("query-metrics")
     for suffix in ("", "_bucket", "_sum", "_count"):
         base = name.removesuffix(suffix) if suffix else name
         if base in metrics and (not suffix or metrics[base][0] == "histogram"):

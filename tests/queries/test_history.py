@@ -67,7 +67,7 @@ def agree(plan: Node, given: Given, need: Mapping[str, int], before: int) -> boo
     return relevant(plan, known, before) == relevant(plan, whole, before)
 
 
-@seeds(60)
+@seeds(60, most=600)
 def test_the_required_history_of_random_plans_suffices(seeds: range) -> None:
     for seed in seeds:
         rng = Random(seed)
@@ -78,7 +78,7 @@ def test_the_required_history_of_random_plans_suffices(seeds: range) -> None:
             assert agree(plan, given, need, before), (seed, before, need)
 
 
-@seeds(30)
+@seeds(30, most=300)
 def test_a_network_that_joins_late_agrees_from_then_on(seeds: range) -> None:
     for seed in seeds:
         rng = Random(seed)

@@ -14,7 +14,7 @@ from lmerge_service.errors import ConfigurationError, ModuleError, StateError
 from lmerge_service.queries import logical, module_library
 from lmerge_service.queries.aggregates import Count, Max, Sum
 from lmerge_service.queries.expressions import col, udf
-from lmerge_service.queries.physical import Choice, PhysicalPlan, build, physical
+from lmerge_service.queries.physical import Choice, PhysicalPlan, build, physical, window_plans
 from lmerge_service.queries.plan import (
     apply,
     count,
@@ -98,6 +98,27 @@ def test_choices_are_about_parts_of_the_query() -> None:
         )
     with pytest.raises(ConfigurationError, match="align is at least 0"):
         physical(hourly, align=-1)
+
+
+def test_windows_are_expanded_only_where_events_end() -> None:
+    """An event without end would be an event for infinitely many windows."""
+    windows = tumbling(60)
+    forms = [
+        (flights.windows(windows).aggregate(n=count()), ("grid", "panes", "expand")),
+        (live.at_most(9).windows(windows).aggregate(n=count()), ("grid", "expand")),
+        (live.windows(windows).aggregate(n=count()), ("grid",)),
+        (live, ("grid",)),
+    ]
+    for query, wanted in forms:
+        assert window_plans(query.plan) == wanted
+        for form in ("grid", "panes", "expand"):
+            if form in wanted:
+                physical(query, choices={query: Choice(windows=form)}).begin()
+            else:
+                with pytest.raises(ConfigurationError, match=f"{form} (is|are) for aggregates"):
+                    physical(query, choices={query: Choice(windows=form)})
+    with pytest.raises(ConfigurationError, match="no windows 'tiles'; there is grid, panes"):
+        physical(live, choices={live: Choice(windows="tiles")})  # type: ignore[arg-type]
 
 
 def test_a_query_of_a_source_alone_runs() -> None:

@@ -129,7 +129,7 @@ def equal(one: Node, other: Node, rng: Random) -> bool:
 
 
 @pytest.mark.parametrize("name", PLANS)
-@seeds(6)
+@seeds(6, most=60)
 def test_each_rewriting_of_each_plan_has_its_tdb(seeds: range, name: str) -> None:
     plan = PLANS[name].plan
     assert equal(plan, tidy(plan), Random(seeds[0]))
@@ -138,7 +138,7 @@ def test_each_rewriting_of_each_plan_has_its_tdb(seeds: range, name: str) -> Non
             assert equal(plan, rewriting, Random(seed)), (rule.name, seed, rewriting)
 
 
-@seeds(40)
+@seeds(40, most=120)
 def test_each_rewriting_of_random_plans_has_their_tdb(seeds: range) -> None:
     for seed in seeds:
         rng = Random(seed)
@@ -147,7 +147,7 @@ def test_each_rewriting_of_random_plans_has_their_tdb(seeds: range) -> None:
             assert equal(plan, rewriting, rng), (rule.name, seed, rewriting)
 
 
-@seeds(12)
+@seeds(12, most=40)
 def test_all_variants_of_random_plans_have_their_tdb(seeds: range) -> None:
     for seed in seeds:
         rng = Random(seed)

@@ -133,7 +133,7 @@ def ties(batches: Batches) -> dict[int, list[object]]:
     return found
 
 
-@seeds(150)
+@seeds(100, most=1_000)
 def test_no_plan_promises_what_a_prefix_lacks(seeds: range) -> None:
     for seed in seeds:
         rng = Random(seed)
@@ -171,12 +171,27 @@ STEPS = (
     *(lambda q: q.left_join(KEYED.rename(m="n"), "k"), lambda q: q.quantise(3)),
     lambda q: q.full_join(KEYED.rename(m="n"), "k", where=col.m > col.n),
     lambda q: q.select("k"),
+    *(lambda q: q.extend(6).anti_join(one, "k"), lambda q: q.extend(6).semi_join(one, "k")),
+    lambda q: q.starts().windows(hopping(6, every=2)).by("k").aggregate(n=count()).anti_join(
+        points, "k"
+    ),
+    *(lambda q: q.extend(6).clip(points, "k"), lambda q: q.extend(6).except_(one)),
+    *(lambda q: q.extend(3), lambda q: q.shift(2), lambda q: q.shorten(1), lambda q: q.last()),
+    lambda q: q.right_join(
+        two.by("k").aggregate(m=count()).rename(other="k"), {"k": "other"}, where=col.n > 1
+    ),
+    lambda q: two.by("k").aggregate(m=count()).left_join(
+        q.rename(other="k"), {"k": "other"}, where=col.n > 1
+    ),
+    *(lambda q: q.intersect_all(one), lambda q: q.except_all(two), lambda q: q.union_max(two)),
+    *(lambda q: q.coalesce(), lambda q: q.union(points), lambda q: q.ends(), lambda q: q.deletes()),
+    *(lambda q: q.right_join(one.distinct().rename(m="n"), "k"), lambda q: q.hop(3, 4)),
 )  # fmt: skip
 """Steps whose results have an order or a key, or lose it."""
 
 
 @pytest.mark.parametrize("step", range(len(STEPS)))
-@seeds(25)
+@seeds(20, most=400)
 def test_no_step_promises_too_much_at_any_level(seeds: range, step: int) -> None:
     for seed in seeds:
         rng = Random(seed)
@@ -217,6 +232,22 @@ CASES: list[tuple[PhysicalPlan, Case]] = [
     (physical(PER_ORIGIN.top(2, "n", by="n")), Case.R3),
     (physical(one.aggregate(n=count()), emit="on_close"), Case.R0),
     (physical(one.by("k").aggregate(n=count()), emit="on_close"), Case.R3),
+    (
+        physical(
+            points.aggregate(n=count(), cut=True),
+            emit="on_watermark",
+            choices={points: Choice(align=INFINITY)},
+        ),
+        Case.R0,
+    ),
+    (
+        physical(
+            points.aggregate(n=count()),
+            emit="on_watermark",
+            choices={points: Choice(align=INFINITY)},
+        ),
+        Case.R3,
+    ),
     (physical(one.distinct()), Case.R3),
     (physical(one.distinct().join(two.distinct().rename(m="n"), "k")), Case.R3),
     (physical(one.distinct().join(two.rename(m="n"), "k")), Case.R4),
@@ -254,6 +285,14 @@ def test_padded_rows_of_both_sides_may_be_equal() -> None:
     output = network.process_batch("keyed", [Insert(nothing, 1, 2)])
     assert output == [Insert((None, None, None), 1, 2)] * 2
     assert keys(query.plan) == Keys()
+
+
+def test_rows_without_a_left_side_differ_in_the_right_one() -> None:
+    per_k = two.by("k").aggregate(m=count()).rename(other="k")
+    padded = one.distinct().right_join(per_k, {"k": "other"})
+    assert keys(padded.plan).unique == frozenset({"k", "n", "other"})
+    turned = per_k.left_join(one.distinct(), {"other": "k"})
+    assert keys(turned.plan).unique == frozenset({"k", "n", "other"})
 
 
 def test_a_partner_that_is_one_does_not_count_in_the_key() -> None:

@@ -49,7 +49,7 @@ class Merged:
         assert not broken, broken
 
 
-@seeds(12)
+@seeds(12, deep=10_000, most=40)
 def test_plans_of_a_query_merge_to_its_meaning(seeds: range) -> None:
     for seed in seeds:
         check_merge(seed)

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
-import pytest
-
 from lmerge_service.elements import INFINITY
 from lmerge_service.queries.loading import load
 from lmerge_service.queries.plan import Query
@@ -66,23 +64,6 @@ class Inputs:
         return meant(query(self.name), self.facts)
 
 
-def killed_until_it_ends(
-    running: Callable[[], Running], rng: random.Random, most: int, within: float
-) -> int:
-    """Starts it again and again, kills it after a while; how often it was killed."""
-    for kills in range(most):
-        with running() as replica:
-            replica.await_line("serving" if rng.random() < 0.3 else ("begins", "goes on", "ended"))
-            time.sleep(rng.uniform(0.0, within))
-            if replica.process.poll() is not None:
-                assert replica.wait() == 0, replica.error
-                return kills
-            replica.kill()
-    with running() as replica:
-        assert replica.wait() == 0, replica.error
-    return most
-
-
 def test_it_publishes_what_the_query_means_and_ends_with_the_facts(
     bootstrap: str, topic_name: TopicName
 ) -> None:
@@ -115,29 +96,4 @@ def test_a_bag_that_is_killed_is_published_once(bootstrap: str, topic_name: Topi
         line = replica.await_line("goes on")
         assert line["incarnation"] == 0
         assert replica.wait() == 0, replica.error
-    assert not differences(tdb_of(bootstrap, to), inputs.expected)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("plan", [1, 2, 3])
-@pytest.mark.parametrize("name", ["windows", "bag", "alive", "joined"])
-def test_each_kind_of_plan_may_be_killed_again_and_again(
-    name: str, plan: int, bootstrap: str, topic_name: TopicName
-) -> None:
-    inputs, to = Inputs(bootstrap, topic_name, name, 6_000, rate=600), topic_name(name)
-    rng = random.Random(f"{name} {plan}")
-
-    def running() -> Running:
-        return Running(
-            bootstrap,
-            name,
-            to,
-            *("--plan", str(plan), "--partitions", "2"),
-            *("--batch", "30", "--snapshot-seconds", str(rng.choice([0.2, 5.0]))),
-            **inputs.topics,
-        )
-
-    with inputs.publishing():
-        kills = killed_until_it_ends(running, rng, 6, within=0.6)
-    assert kills > 0
     assert not differences(tdb_of(bootstrap, to), inputs.expected)

@@ -64,12 +64,12 @@ _WITHIN = frozenset({"at_most", "shorten", "starts", "last", "shift", "ends"})
 of events that are apart are."""
 
 
-@lru_cache(maxsize=4_096)
 def keys(node: Node) -> Keys:
     """The keys of a node's events."""
     return _keys(node, _NONE)
 
 
+@lru_cache(maxsize=4_096)
 def _keys(node: Node, group: Keys) -> Keys:
     """`group` are those of what a plan for groups takes in."""
     below = [_keys(child, group) for child in logical.children(node)]

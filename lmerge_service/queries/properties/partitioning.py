@@ -24,6 +24,7 @@ Invariants
 """
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
@@ -57,7 +58,8 @@ def _place(plan: Node, cut: Iterable[tuple[str, str]]) -> list[tuple[str, int]]:
     return [(name, logical.schema_of(found[name]).position(column)) for name, column in cut]
 
 
-def _cuts(node: Node, group: Iterable[_Cut]) -> list[_Cut]:
+@lru_cache(maxsize=4_096)
+def _cuts(node: Node, group: tuple[_Cut, ...]) -> list[_Cut]:
     """`group` are those of what a plan for groups takes in."""
     below = [_cuts(child, group) for child in logical.children(node)]
     match node:
@@ -91,7 +93,7 @@ def _cuts(node: Node, group: Iterable[_Cut]) -> list[_Cut]:
         case logical.LastRows(by=by):
             return _within(below[0], by)
         case logical.GroupApply(by=by, plan=plan):
-            return _cuts(plan, _within(below[0], by))
+            return _cuts(plan, tuple(_within(below[0], by)))
     return below[0]
 
 

@@ -77,9 +77,15 @@ class _Inference:
         self._plan = plan
         self._choices = dict(plan.choices)
         self._group = group
+        self._found: dict[Node, StreamProperties] = {}
 
     def of(self, node: Node) -> StreamProperties:
         """Those of a node's output, held back as it is chosen."""
+        if node not in self._found:
+            self._found[node] = self._aligned(node)
+        return self._found[node]
+
+    def _aligned(self, node: Node) -> StreamProperties:
         choice = self._choices.get(node, Choice())
         found = self._of_node(node, choice.emit or self._plan.emit)
         if keys(node).start is not None and not found.key:
