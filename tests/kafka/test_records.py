@@ -12,7 +12,8 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.record.default_records import DefaultRecord
 
 from lmerge_service.kafka.connection import Connection
-from lmerge_service.kafka.sink import BATCH_BYTES, Outbox, Sink
+from lmerge_service.kafka.sink import Outbox, Sink
+from lmerge_service.kafka.transactional import BATCH_BYTES
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.local.broker import LocalBroker
