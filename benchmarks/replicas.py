@@ -27,7 +27,7 @@ from lmerge_service.queries.physical import physical
 from lmerge_service.queries.plan import Query, count, facts, hopping, max_, sum_
 from lmerge_service.queries.properties import partition_columns
 from lmerge_service.replicas.request import ReplicaRequest
-from lmerge_service.replicas.running import Replica, ReplicaPhase
+from lmerge_service.replicas.running import QueryPhase, QueryReplica
 
 __all__ = ("run",)
 
@@ -107,7 +107,7 @@ async def _throughput(bootstrap: str, runs: int, number: int, report: Report) ->
     await _publish(bootstrap, "flights", number, ended=True)
     rates, processor, published = [], [], []
     for each in range(runs + 1):  # the first one warms the broker up
-        replica = Replica(_request(bootstrap, DELAYS, "flights", f"delays.{each}"))
+        replica = QueryReplica(_request(bootstrap, DELAYS, "flights", f"delays.{each}"))
         spent, began = time.process_time(), time.perf_counter()
         await replica.run(lambda: False)
         took = time.perf_counter() - began
@@ -125,13 +125,13 @@ async def _throughput(bootstrap: str, runs: int, number: int, report: Report) ->
 async def _restart(bootstrap: str, runs: int, live: int, report: Report) -> None:
     await _publish(bootstrap, "many", live, ended=False)
     request = _request(bootstrap, IN_AIR, "many", "in-air", snapshot_seconds=1.0)
-    first = Replica(request)
+    first = QueryReplica(request)
     await first.run(lambda: _has_snapshot(first, live))
     took, processor = [], []
     for _ in range(runs):
-        replica = Replica(request)
+        replica = QueryReplica(request)
         spent = time.process_time()
-        await replica.run(lambda: replica.phase is ReplicaPhase.RUNNING)  # noqa: B023 - at once
+        await replica.run(lambda: replica.phase is QueryPhase.RUNNING)  # noqa: B023 - at once
         assert replica.recovery_seconds is not None
         took.append(replica.recovery_seconds)
         processor.append(time.process_time() - spent)
@@ -139,7 +139,7 @@ async def _restart(bootstrap: str, runs: int, live: int, report: Report) -> None
     report("processor time from start to stop", "s", processor)
 
 
-def _has_snapshot(replica: Replica, records: int) -> bool:
+def _has_snapshot(replica: QueryReplica, records: int) -> bool:
     transaction = replica.transaction
     return (
         transaction is not None

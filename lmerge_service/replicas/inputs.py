@@ -50,13 +50,13 @@ from lmerge_service.queries.rows import Refusal, Row
 from lmerge_service.replicas.facts import END, FactDecoder
 from lmerge_service.replicas.lateness import TimeReached
 
-__all__ = ("ElementsInput", "FactsInput", "Input", "input_of")
+__all__ = ("ElementsInput", "FactsInput", "QueryInput", "input_of")
 
 _ROWS: Final = 1 << 15
 """So many payloads' rows are kept."""
 
 
-class Input(ABC):
+class QueryInput(ABC):
     """One source of the plan, and the topic that it is."""
 
     def __init__(self, source: logical.Source | logical.Elements, topic: str, width: int) -> None:
@@ -127,7 +127,7 @@ class Input(ABC):
         )
 
 
-class FactsInput(Input):
+class FactsInput(QueryInput):
     """Facts; `headroom` is how far the query moves times (`logical.headroom`)."""
 
     def __init__(self, source: logical.Source, topic: str, width: int, headroom: int = 1) -> None:
@@ -225,7 +225,7 @@ class _Keys:
             self._remember(hashable(key), time)
 
 
-class ElementsInput(Input):
+class ElementsInput(QueryInput):
     """Elements, as a merge or another replica publishes them."""
 
     def __init__(self, source: logical.Elements, topic: str, width: int) -> None:
@@ -326,7 +326,7 @@ def _damage(name: str) -> Iterator[None]:
 
 def input_of(
     source: logical.Source | logical.Elements, topic: str, width: int, headroom: int
-) -> Input:
+) -> QueryInput:
     """The input of a source."""
     if isinstance(source, logical.Source):
         return FactsInput(source, topic, width, headroom)

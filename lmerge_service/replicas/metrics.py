@@ -19,8 +19,8 @@ from prometheus_client.core import (
 from lmerge_service.core import BreachKind
 from lmerge_service.elements import INFINITY
 from lmerge_service.queries.rows import RefusalReason
-from lmerge_service.replicas.running import Replica, ReplicaPhase
-from lmerge_service.replicas.status import InputStatus, ReplicaStatus, Time, status_of
+from lmerge_service.replicas.running import QueryPhase, QueryReplica
+from lmerge_service.replicas.status import InputStatus, QueryStatus, Time, status_of
 
 __all__ = ("metrics_of",)
 
@@ -29,7 +29,7 @@ _REASONS = ("late", "duplicate", *RefusalReason)
 _Samples: TypeAlias = Iterable[tuple[tuple[str, ...], float | None]]
 
 
-def metrics_of(replica: Replica) -> CollectorRegistry:
+def metrics_of(replica: QueryReplica) -> CollectorRegistry:
     """A registry that reads the replica, and the process, when it is scraped."""
     registry = CollectorRegistry()
     registry.register(_Collector(replica))
@@ -60,7 +60,7 @@ def _number(time: Time) -> float | None:
 
 
 class _Collector:
-    def __init__(self, replica: Replica):
+    def __init__(self, replica: QueryReplica):
         self._replica = replica
 
     def collect(self) -> Iterator[Metric]:
@@ -72,7 +72,7 @@ class _Collector:
             "to": status.to,
         }
         yield InfoMetricFamily("lmerge_query", "What the replica is.", value=info)
-        ready = status.state in (ReplicaPhase.RUNNING, ReplicaPhase.ENDED)
+        ready = status.state in (QueryPhase.RUNNING, QueryPhase.ENDED)
         yield _gauge("ready", "1 when /readyz answers 200.", (), [((), ready)])
         degraded = [((), bool(status.reasons))]
         yield _gauge("degraded", "1 when /status gives a reason to look.", (), degraded)
@@ -114,7 +114,7 @@ def _input_metrics(inputs: Sequence[InputStatus]) -> Iterator[Metric]:
     yield _gauge("partition_paused", "1 for one that is too far ahead.", both, paused)
 
 
-def _output_metrics(status: ReplicaStatus) -> Iterator[Metric]:
+def _output_metrics(status: QueryStatus) -> Iterator[Metric]:
     parts = [((str(each.partition),), each) for each in status.output]
     stable = [(labels, _number(each.stable)) for labels, each in parts]
     yield _gauge("output_stable_point", "Committed.", ("partition",), stable)
@@ -132,7 +132,7 @@ def _output_metrics(status: ReplicaStatus) -> Iterator[Metric]:
     yield _gauge("feedback_point", "What ends before it is left out.", (), point)
 
 
-def _state_metrics(status: ReplicaStatus) -> Iterator[Metric]:
+def _state_metrics(status: QueryStatus) -> Iterator[Metric]:
     held = status.held
     yield _gauge("state_entries", "Entries of state held.", (), [((), held.entries)])
     text = "Bytes of a snapshot of it, by estimate."

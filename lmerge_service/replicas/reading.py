@@ -10,7 +10,7 @@ Theory
     How far the topics reach is asked for every second, beside the reading.
 
 Who owns what
-    A `Source` is borrowed; `Reading` assigns and pauses its partitions.
+    A `Source` is borrowed; `InputReading` assigns and pauses its partitions.
 
 What happens on a crash: nothing; what counts is what was committed.
 """
@@ -22,9 +22,9 @@ from lmerge_service.elements import START
 from lmerge_service.errors import StateError, TransportError
 from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.source import Source, TopicPartition
-from lmerge_service.replicas.inputs import Input
+from lmerge_service.replicas.inputs import QueryInput
 
-__all__ = ("Portion", "Reading")
+__all__ = ("InputReading", "Portion")
 
 _LOOK_SECONDS: Final = 1.0
 
@@ -32,7 +32,7 @@ _LOOK_SECONDS: Final = 1.0
 class Portion(NamedTuple):
     """Records of one partition, one after the other."""
 
-    input: Input
+    input: QueryInput
     partition: int
     records: list[Record]
 
@@ -42,13 +42,13 @@ class Portion(NamedTuple):
         return self.records[-1].offset + 1
 
 
-class Reading:
+class InputReading:
     """Of all inputs; positions are by input and partition."""
 
     def __init__(
         self,
         source: Source,
-        inputs: Mapping[str, Input],
+        inputs: Mapping[str, QueryInput],
         positions: Mapping[str, list[int]],
         *,
         skew: int,
@@ -125,6 +125,6 @@ class Reading:
         """Partitions that are too far ahead."""
         return self._source.paused
 
-    def places(self) -> Mapping[TopicPartition, tuple[Input, int]]:
+    def places(self) -> Mapping[TopicPartition, tuple[QueryInput, int]]:
         """All partitions, with their input and number there."""
         return self._inputs

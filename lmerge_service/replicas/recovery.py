@@ -12,8 +12,8 @@ Theory
 
     What was emitted meanwhile is in the output, committed. Plans that emit on every update, or on
     close, have the same of it again; of the others the difference is emitted
-    (`RunningQuery.go_on_from`), or, in the midst of a switch of plans, they resume by the output. So
-    nothing is repeated and nothing lost: the topic is a legal stream by itself.
+    (`RunningQuery.go_on_from`), or, in the midst of a switch of plans, they resume by the output.
+    So nothing is repeated and nothing lost: the topic is a legal stream by itself.
 
     A snapshot that is damaged, or of another release, gives way to the one before, and that to the
     facts from the first on. Where the plan is another one, or there is no state at all, the output
@@ -49,14 +49,14 @@ from lmerge_service.replicas.commit_record import (
     ReplicaCommit,
     state_topic,
 )
-from lmerge_service.replicas.inputs import Input, input_of
+from lmerge_service.replicas.inputs import QueryInput, input_of
 from lmerge_service.replicas.own_output import read_on, read_whole
 from lmerge_service.replicas.partitions import OutputReader, Partitions
 from lmerge_service.replicas.request import ReplicaRequest
 from lmerge_service.replicas.snapshots import OpenedSnapshot
 from lmerge_service.replicas.starting import Anew, Continue, Resume, Start
 
-__all__ = ("Recovered", "Recovery")
+__all__ = ("QueryRecovery", "Recovered")
 
 log = structlog.get_logger()
 
@@ -69,7 +69,7 @@ _HINT: Final = "begin a new incarnation with later ones (--since TIME, --rejoin)
 class Recovered:
     """A replica's state at a commit record, or at its beginning."""
 
-    inputs: dict[str, Input]
+    inputs: dict[str, QueryInput]
     partitions: Partitions
     commit: ReplicaCommit
     """Where it stands; the next commit record goes on from it."""
@@ -82,7 +82,7 @@ class Recovered:
 
 
 @dataclass(slots=True)
-class Recovery:
+class QueryRecovery:
     """Makes the state of one replica."""
 
     request: ReplicaRequest
@@ -194,7 +194,7 @@ class Recovery:
 
     async def _restored(
         self, commit: ReplicaCommit
-    ) -> tuple[dict[str, Input] | None, Partitions, list[LiveEvents]]:
+    ) -> tuple[dict[str, QueryInput] | None, Partitions, list[LiveEvents]]:
         """The state as of the latest snapshot that can be used, and what the output is by now; no
         inputs: there is none."""
         place = TopicPartition(state_topic(self.request.to), 0)
@@ -239,7 +239,7 @@ class Recovery:
 
     async def _replay(
         self,
-        inputs: Mapping[str, Input],
+        inputs: Mapping[str, QueryInput],
         partitions: Partitions,
         begun: Mapping[str, Sequence[int]],
         commit: ReplicaCommit,
@@ -363,7 +363,7 @@ class Recovery:
 
     async def _history(
         self,
-        inputs: Mapping[str, Input],
+        inputs: Mapping[str, QueryInput],
         begins: Mapping[str, Sequence[int]],
         ends: Mapping[TopicPartition, int],
     ) -> tuple[dict[str, list[Element]], dict[str, list[int]]]:
@@ -384,7 +384,7 @@ class Recovery:
 
     # --- what all need --------------------------------------------------------------------------
 
-    def _inputs(self) -> dict[str, Input]:
+    def _inputs(self) -> dict[str, QueryInput]:
         headroom = logical.headroom(self.request.query)
         return {
             name: input_of(source, self.request.topic_of(name), self.widths[name], headroom)

@@ -9,7 +9,7 @@ Theory
     (`recovery`).
 
 Who owns what
-    `Replica.run` owns the clients, the HTTP server, and the one transactional producer, whose
+    `QueryReplica.run` owns the clients, the HTTP server, and the one transactional producer, whose
     transactional.id is the output topic: a second process fences the first.
 
 What happens on a crash at each await
@@ -38,13 +38,13 @@ from lmerge_service.merge.snapshots.writer import Snapshots
 from lmerge_service.merge.tuning import quieten_garbage_collector, without_garbage_collector
 from lmerge_service.replicas.commit_record import state_topic
 from lmerge_service.replicas.partitions import Partitions
-from lmerge_service.replicas.reading import Portion, Reading
-from lmerge_service.replicas.recovery import Recovered, Recovery
+from lmerge_service.replicas.reading import InputReading, Portion
+from lmerge_service.replicas.recovery import QueryRecovery, Recovered
 from lmerge_service.replicas.request import ReplicaRequest
 from lmerge_service.replicas.starting import Anew, Continue, Resume, Start, decide
 from lmerge_service.replicas.transaction import CommitCounts, ReplicaTransaction
 
-__all__ = ("Replica", "ReplicaPhase", "dead_letter_topic")
+__all__ = ("QueryPhase", "QueryReplica", "dead_letter_topic")
 
 log = structlog.get_logger()
 
@@ -58,7 +58,7 @@ _ENTRY_BYTES: Final = 150
 """Of an entry of state, until a snapshot has shown how many it takes."""
 
 
-class ReplicaPhase(StrEnum):
+class QueryPhase(StrEnum):
     STARTING = "starting"
     RECOVERING = "recovering"
     RUNNING = "running"
@@ -70,18 +70,18 @@ def dead_letter_topic(output: str) -> str:
     return f"{output}.dead-letters"
 
 
-class Replica:
+class QueryReplica:
     """One replica of a query, by one plan."""
 
     def __init__(self, request: ReplicaRequest, clock: Callable[[], float] = time.monotonic):
         self.request = request
         self.clock = clock
-        self.phase = ReplicaPhase.STARTING
+        self.phase = QueryPhase.STARTING
         self.start: Start | None = None
         """What it began with."""
         self.state: Recovered | None = None
         self.transaction: ReplicaTransaction | None = None
-        self.reading: Reading | None = None
+        self.reading: InputReading | None = None
         self.feedback: Feedback | None = None
         self.counts = CommitCounts()
         self.point = START
@@ -112,15 +112,15 @@ class Replica:
         self._check_partitions(width)
         start = await decide(self.request, widths, width)
         if isinstance(start, Continue) and start.commit.has_ended:
-            self.phase, self.start = ReplicaPhase.ENDED, start
+            self.phase, self.start = QueryPhase.ENDED, start
             return True
         async with AsyncExitStack() as stack:
             sink = await stack.enter_async_context(self._sink(width))
             self.start = start = await decide(self.request, widths, width)
-            self.phase = ReplicaPhase.RECOVERING
+            self.phase = QueryPhase.RECOVERING
             source = await stack.enter_async_context(self._source())
             started = self.clock()
-            recovery = Recovery(
+            recovery = QueryRecovery(
                 self.request, widths, ids, width, source, clock=time.perf_counter_ns
             )
             with without_garbage_collector():
@@ -231,14 +231,14 @@ class Replica:
             name: [each.next for each in found.partitions]
             for name, found in state.commit.inputs.items()
         }
-        reading = self.reading = Reading(
+        reading = self.reading = InputReading(
             source, state.inputs, positions, skew=self.request.skew, clock=self.clock
         )
         for number, elements in enumerate(state.first):
             if elements:
                 transaction.append(number, elements)
         transaction.hasten()
-        self.phase = ReplicaPhase.RUNNING
+        self.phase = QueryPhase.RUNNING
         try:
             while not stopped():
                 await transaction.publish()
@@ -256,7 +256,7 @@ class Replica:
         await transaction.finish()
         if not self._has_ended(state):
             return False
-        self.phase = ReplicaPhase.ENDED
+        self.phase = QueryPhase.ENDED
         return True
 
     @staticmethod

@@ -15,7 +15,7 @@ from lmerge_service.merge.snapshots.frames import FrameReader, framed
 from lmerge_service.queries.live_events import LiveEvents
 from lmerge_service.queries.plan_switch import saved_output
 from lmerge_service.replicas.commit_record import ReplicaCommit
-from lmerge_service.replicas.inputs import Input
+from lmerge_service.replicas.inputs import QueryInput
 from lmerge_service.replicas.partitions import Partitions
 
 __all__ = ("OpenedSnapshot", "snapshot")
@@ -30,7 +30,7 @@ class _Head(msgspec.Struct, frozen=True):
 
 
 def snapshot(
-    commit: ReplicaCommit, inputs: Mapping[str, Input], partitions: Partitions
+    commit: ReplicaCommit, inputs: Mapping[str, QueryInput], partitions: Partitions
 ) -> Iterator[bytes]:
     """The bytes of the state at this commit record, the latest; nothing may be processed meanwhile.
 
@@ -74,7 +74,7 @@ class OpenedSnapshot:
                     f"the snapshot is of version {self._head.version}, this is {_VERSION}"
                 )
 
-    def restore(self, inputs: Mapping[str, Input], partitions: Partitions) -> ReplicaCommit:
+    def restore(self, inputs: Mapping[str, QueryInput], partitions: Partitions) -> ReplicaCommit:
         """Has inputs and queries be as they were; at which commit record.
 
         Raises:

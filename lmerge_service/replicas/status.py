@@ -7,14 +7,14 @@ from typing import Any
 from pydantic import BaseModel
 
 from lmerge_service.elements import INFINITY, START
-from lmerge_service.replicas.running import Replica, ReplicaPhase
+from lmerge_service.replicas.running import QueryPhase, QueryReplica
 
 __all__ = (
     "InputPartitionStatus",
     "InputStatus",
     "OperatorStatus",
-    "OutputStatus",
-    "ReplicaStatus",
+    "QueryOutputStatus",
+    "QueryStatus",
     "StateStatus",
     "reasons_of",
     "status_of",
@@ -54,7 +54,7 @@ class InputStatus(BaseModel):
     partitions: list[InputPartitionStatus]
 
 
-class OutputStatus(BaseModel):
+class QueryOutputStatus(BaseModel):
     """One partition of the output."""
 
     partition: int
@@ -86,7 +86,7 @@ class StateStatus(BaseModel):
     snapshots: dict[str, int]
 
 
-class ReplicaStatus(BaseModel):
+class QueryStatus(BaseModel):
     """All of it."""
 
     version: str
@@ -103,7 +103,7 @@ class ReplicaStatus(BaseModel):
     replayed: int | None
     """Records that were processed once more to recover."""
     inputs: list[InputStatus]
-    output: list[OutputStatus]
+    output: list[QueryOutputStatus]
     published: dict[str, int]
     """Committed by this process."""
     transactions: int
@@ -118,12 +118,12 @@ def _time(time: int) -> Time:
     return "inf" if time == INFINITY else None if time == START else time
 
 
-def status_of(replica: Replica) -> ReplicaStatus:
+def status_of(replica: QueryReplica) -> QueryStatus:
     """The status as it is now."""
     state, transaction, request = replica.state, replica.transaction, replica.request
     record = None if transaction is None else transaction.record
     reasons = reasons_of(replica)
-    return ReplicaStatus(
+    return QueryStatus(
         version=version("lmerge-service"),
         query=request.name,
         plan=request.number,
@@ -140,7 +140,7 @@ def status_of(replica: Replica) -> ReplicaStatus:
         output=[]
         if record is None
         else [
-            OutputStatus(partition=n, stable=_time(each.stable), records=each.records)
+            QueryOutputStatus(partition=n, stable=_time(each.stable), records=each.records)
             for n, each in enumerate(record.output)
         ],
         published=dict(replica.counts.elements),
@@ -166,7 +166,7 @@ def _known(stats: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in stats.items() if name in OperatorStatus.model_fields}
 
 
-def _inputs(replica: Replica) -> Iterator[InputStatus]:
+def _inputs(replica: QueryReplica) -> Iterator[InputStatus]:
     state, reading = replica.state, replica.reading
     if state is None or reading is None:
         return
@@ -196,10 +196,10 @@ def _inputs(replica: Replica) -> Iterator[InputStatus]:
         )
 
 
-def reasons_of(replica: Replica) -> list[str]:
+def reasons_of(replica: QueryReplica) -> list[str]:
     """Why somebody should look."""
     found: list[str] = []
-    if replica.phase is ReplicaPhase.ENDED:
+    if replica.phase is QueryPhase.ENDED:
         return found
     for each in _inputs(replica):
         silent = [p.partition for p in each.partitions if p.reached is None and p.lag == 0]

@@ -13,9 +13,9 @@ from aiokafka.record.default_records import DefaultRecord
 
 from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.sink import Outbox, Sink
-from lmerge_service.kafka.transactional import BATCH_BYTES
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import Topics
+from lmerge_service.kafka.transactional import BATCH_BYTES
 from lmerge_service.local.broker import LocalBroker
 
 lmerge_engine = pytest.importorskip("lmerge_engine", reason="the engine is not installed")

@@ -7,7 +7,7 @@ from lmerge_service.queries.loading import load
 from lmerge_service.queries.physical import physical
 from lmerge_service.replicas.metrics import metrics_of
 from lmerge_service.replicas.request import ReplicaRequest
-from lmerge_service.replicas.running import Replica
+from lmerge_service.replicas.running import QueryReplica
 from tests.operations.documented import documented_metrics
 
 QUERIES = Path(__file__).with_name("sample_queries.py")
@@ -15,7 +15,7 @@ QUERIES = Path(__file__).with_name("sample_queries.py")
 
 def test_a_replica_that_has_not_met_kafka_shows_what_it_knows() -> None:
     query = load(f"{QUERIES}:windows")
-    replica = Replica(
+    replica = QueryReplica(
         ReplicaRequest(
             name="windows",
             query=query.plan,

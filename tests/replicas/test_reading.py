@@ -11,7 +11,7 @@ from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.queries.logical import Source as Facts
 from lmerge_service.queries.plan import facts
 from lmerge_service.replicas.inputs import FactsInput
-from lmerge_service.replicas.reading import Reading
+from lmerge_service.replicas.reading import InputReading
 from tests.replicas.records import Read, facts_of
 
 SLOW, FAST = TopicPartition("slow", 0), TopicPartition("fast", 0)
@@ -50,14 +50,14 @@ class Topics:
         return found
 
 
-def reading(topics: Topics, skew: int) -> Reading:
+def reading(topics: Topics, skew: int) -> InputReading:
     inputs = {}
     for name in ("fast", "slow"):
         source = facts(name, time="t", fields={}).plan
         assert isinstance(source, Facts)
         inputs[name] = FactsInput(source, name, 1)
     positions = {"fast": [0], "slow": [0]}
-    return Reading(topics, inputs, positions, skew=skew, clock=lambda: 0.0)  # type: ignore[arg-type]
+    return InputReading(topics, inputs, positions, skew=skew, clock=lambda: 0.0)  # type: ignore[arg-type]
 
 
 def test_what_is_too_far_ahead_waits_for_what_can_be_read() -> None:
