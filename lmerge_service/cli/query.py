@@ -119,7 +119,7 @@ def _files(names: Sequence[str], inputs: Sequence[str]) -> dict[str, str]:
         found = {names[0]: inputs[0]}
     elif bad := next((each for each, pair in zip(inputs, pairs, strict=True) if not pair[1]), None):
         raise ConfigurationError(
-            f"say of which source {bad} is, as NAME={bad}; there is {', '.join(sorted(names))}"
+            f"name the source of {bad}, as NAME={bad}: there is {', '.join(sorted(names))}"
         )
     else:
         found = {name: file for name, _, file in pairs}

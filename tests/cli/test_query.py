@@ -160,7 +160,7 @@ def test_several_sources_have_a_file_each(lmerge: Lmerge) -> None:
     assert (done.code, found["agrees"], found["first"]) == (0, True, None)
     assert (found["taken"], found["merge"]["events"]) == (5, 1)
     assert lmerge("query", "check", target, "facts.jsonl", "sky.jsonl").error == (
-        "say of which source facts.jsonl is, as NAME=facts.jsonl; there is flights, sky"
+        "name the source of facts.jsonl, as NAME=facts.jsonl: there is flights, sky"
     )
     assert lmerge("query", "check", target, "sky=sky.jsonl").error == (
         "no file is given for the source 'flights': flights=FILE"

@@ -288,7 +288,7 @@ class _Prefix:
         self._any: list[Column] = [F.col("summary").isNotNull()]
 
     def branch(self, at: int, branch: Branch) -> tuple[str, str | None, list[str]]:
-        """(input, column that says which rows are its own, columns of these) of a branch."""
+        """(input, column that is true of its own rows, columns of these) of a branch."""
         columns = {name: f"c{at}" for at, name in enumerate(self._schema.names)}
         schema, chosen = self._schema, "TRUE"
         for step, node in enumerate(branch.prefix):
