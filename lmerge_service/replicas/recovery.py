@@ -12,8 +12,8 @@ Theory
 
     What was emitted meanwhile is in the output, committed. Plans that emit on every update, or on
     close, have the same of it again; of the others the difference is emitted
-    (`RunningQuery.go_on_from`), or, in the midst of a switch of plans, they resume by the output. So
-    nothing is repeated and nothing lost: the topic is a legal stream by itself.
+    (`RunningQuery.go_on_from`), or, in the midst of a switch of plans, they resume by the output.
+    So nothing is repeated and nothing lost: the topic is a legal stream by itself.
 
     A snapshot that is damaged, or of another release, gives way to the one before, and that to the
     facts from the first on. Where the plan is another one, or there is no state at all, the output
