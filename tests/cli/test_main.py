@@ -42,6 +42,7 @@ PAGES = [
     ("query", "list"),
     ("query", "explain"),
     ("query", "check"),
+    ("query", "run"),
     ("replica", "feed"),
     ("replica", "list"),
     ("replica", "run"),
