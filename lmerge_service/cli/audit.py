@@ -83,7 +83,7 @@ def audit(
             raise ConfigurationError("--table compares kafka:OUTPUT with its table, by itself")
         raise typer.Exit(_table(left, keep, rule, kafka, most, as_json=json))
     if not others:
-        raise ConfigurationError("what is X compared with? Name Y, or give --table")
+        raise ConfigurationError("nothing to compare X with: name Y, or give --table")
     if keep is not None:
         raise ConfigurationError("--keep needs --table")
     files = [each for each in sources if topic_of(each) is None]

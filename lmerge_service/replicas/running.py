@@ -41,7 +41,7 @@ from lmerge_service.replicas.partitions import Partitions
 from lmerge_service.replicas.reading import InputReading, Portion
 from lmerge_service.replicas.recovery import QueryRecovery, Recovered
 from lmerge_service.replicas.request import ReplicaRequest
-from lmerge_service.replicas.starting import Anew, Continue, Resume, Start, decide
+from lmerge_service.replicas.starting import Anew, Resume, Start, decide, preview
 from lmerge_service.replicas.transaction import CommitCounts, ReplicaTransaction
 
 __all__ = ("QueryPhase", "QueryReplica", "dead_letter_topic")
@@ -110,9 +110,9 @@ class QueryReplica:
         self._check_partitions(self.request.partitions)
         widths, ids, width = await self._prepare()
         self._check_partitions(width)
-        start = await decide(self.request, widths, width)
-        if isinstance(start, Continue) and start.commit.has_ended:
-            self.phase, self.start = QueryPhase.ENDED, start
+        found = await preview(self.request, widths)
+        if found is not None and found.commit.has_ended:
+            self.phase, self.start = QueryPhase.ENDED, found
             return True
         async with AsyncExitStack() as stack:
             sink = await stack.enter_async_context(self._sink(width))

@@ -11,8 +11,9 @@ Theory
     | none | elements | `--resume` | goes on from what the topic holds |
     | none | elements | none of them | refused |
 
-    It is decided twice: before other writers are fenced, so that a mistake disturbs nobody, and
-    afterwards, when nothing can change any more.
+    What another query's state refuses is found before other writers are fenced (`preview`), so that
+    a mistake disturbs nobody; all is decided afterwards, when nothing can change any more and no
+    transaction of a process that was killed is open.
 
 What happens on a crash: nothing is written here.
 """
@@ -32,7 +33,7 @@ from lmerge_service.replicas.beginnings import watermark_of
 from lmerge_service.replicas.commit_record import ReplicaCommit, state_topic
 from lmerge_service.replicas.request import ReplicaRequest
 
-__all__ = ("Anew", "Continue", "Resume", "Start", "decide")
+__all__ = ("Anew", "Continue", "Resume", "Start", "decide", "preview")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,21 @@ class Resume:
 Start = Anew | Continue | Resume
 
 
+async def preview(request: ReplicaRequest, widths: Mapping[str, int]) -> Continue | None:
+    """What is committed by now, if it goes on with it; None: `decide` will find out.
+
+    Raises:
+        ConfigurationError: the topic is another query's, or was made with other inputs.
+        StateError: its state cannot be read.
+        TransportError: Kafka cannot be reached, or refuses.
+    """
+    commit = await _last_commit(request, settled=False)
+    if commit is None or _begins_anew(request, commit):
+        return None
+    _check_same(request, commit, widths)
+    return Continue(commit)
+
+
 async def decide(request: ReplicaRequest, widths: Mapping[str, int], partitions: int) -> Start:
     """What it is from now on; `widths` are those of the inputs' topics.
 
@@ -70,25 +86,27 @@ async def decide(request: ReplicaRequest, widths: Mapping[str, int], partitions:
         StateError: there is no state to go on from.
         TransportError: Kafka cannot be reached, or refuses.
     """
-    commit = await _last_commit(request)
+    commit = await _last_commit(request, settled=True)
     if commit is None:
         return await _without_state(request, widths, partitions)
-    if request.rejoin or (request.since is not None and request.since != commit.since):
+    if _begins_anew(request, commit):
         return await _anew(request, widths, partitions, commit.incarnation)
-    if commit.query != request.fingerprint:
-        raise ConfigurationError(
-            f"{request.to} has the elements of another query than {request.name}: choose another "
-            "topic, or begin a new incarnation with --rejoin or --since"
-        )
-    _check_inputs(request, commit, widths)
+    _check_same(request, commit, widths)
     same = commit.plan == request.plan.fingerprint
     return Continue(commit) if same or commit.has_ended else Resume(commit)
 
 
-async def _last_commit(request: ReplicaRequest) -> ReplicaCommit | None:
+def _begins_anew(request: ReplicaRequest, commit: ReplicaCommit) -> bool:
+    other = request.since is not None and request.since != commit.since
+    return request.rejoin or other
+
+
+async def _last_commit(request: ReplicaRequest, *, settled: bool) -> ReplicaCommit | None:
+    """`settled`: nothing that is open is left out; a transaction of a process that was killed stays
+    open until the next owner ends it."""
     place = TopicPartition(state_topic(request.to), 0)
     async with Source(request.connection) as source:
-        end = (await source.settled([place]))[place]
+        end = (await (source.settled([place]) if settled else source.ends([place])))[place]
         record = await last_with_key(source, place, COMMIT_KEY, end=end)
     if record is None:
         return None
@@ -98,9 +116,13 @@ async def _last_commit(request: ReplicaRequest) -> ReplicaCommit | None:
         raise StateError(f"{place.topic}, offset {record.offset}: {error}") from error
 
 
-def _check_inputs(
-    request: ReplicaRequest, commit: ReplicaCommit, widths: Mapping[str, int]
-) -> None:
+def _check_same(request: ReplicaRequest, commit: ReplicaCommit, widths: Mapping[str, int]) -> None:
+    """It is of this query, and of these inputs."""
+    if commit.query != request.fingerprint:
+        raise ConfigurationError(
+            f"{request.to} has the elements of another query than {request.name}: choose another "
+            "topic, or begin a new incarnation with --rejoin or --since"
+        )
     for name, width in widths.items():
         known, topic = commit.inputs[name], request.topic_of(name)
         if known.topic != topic:

@@ -202,7 +202,7 @@ def test_strings_that_differ_in_unicode_form_only_meet_with_nfc(
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["one"], "what is X compared with? Name Y, or give --table"),
+        (["one"], "nothing to compare X with: name Y, or give --table"),
         (["one", "--table"], "one: --table needs the output's topic, as kafka:OUTPUT"),
         (["kafka:out", "same", "--table"], "--table compares kafka:OUTPUT with its table"),
         (["one", "same", "--keep", "7d"], "--keep needs --table"),

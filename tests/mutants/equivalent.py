@@ -6,11 +6,11 @@ _CORE = "lmerge_service.core."
 
 EQUIVALENT = {
     f"{_CORE}baselines:_Index.before/boolean/1": "whether a minimum counts, where there is none",
+    f"{_CORE}expiry:Expiry.schedule/boundary/1": "a key is scheduled again at the same time",
     f"{_CORE}in2t:In2t._sweep/operand/1": "a node that was let go ended below the stable, and its"
     " entry at that end was taken out then",
     f"{_CORE}in3t:In3t.file/drop/8": "a short cut: equal ends agree, and none is before the first",
     f"{_CORE}inputs:Input.__init__/boolean/1": "whoever makes an input sets it",
     f"{_CORE}lmr3:LMR3._freeze/boundary/1": "a short cut: to follow a leader whose end the output"
     " has emits nothing",
-    f"{_CORE}normaliser:Normaliser._hold/boundary/1": "an event is scheduled again at the same end",
 }

@@ -11,6 +11,7 @@ from lmerge_service.elements import INFINITY, Adjust, Insert, Stable
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.table import offset_headers
 from lmerge_service.formats.wire import WireDecoder, encode
+from lmerge_service.merge.table import writer as writing
 from lmerge_service.offline.table_audit import PartitionAudit
 from lmerge_service.reader.beginnings import PartitionStart
 from lmerge_service.tdb import Event
@@ -77,6 +78,18 @@ def test_offsets_that_are_not_those_of_the_transaction_are_found() -> None:
     assert found(log) == [
         (log.table[at].offset, "the output's record about it is at offset 4, not in [5, 7)")
     ]
+
+
+def test_the_transaction_that_makes_it_whole_has_rows_of_events_from_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last step of filling it is part of a transaction that publishes something else."""
+    monkeypatch.setattr(writing, "STEP_ROWS", 3)
+    log = TableLog(table_topology("R3"))
+    log.commit(Insert(A, 0, 1), Adjust(A, 0, 1, 2))
+    log.commit(Stable(1))
+    assert [each.headers for each in log.table] == [(), (), tuple(offset_headers(3, 4))]
+    assert found(log) == []
 
 
 def test_offsets_that_fall_are_found() -> None:

@@ -44,7 +44,7 @@ joined = (
 )
 latest = calls.by("at").last_rows(1)
 once = keyed.select("id", "at")
-raising = calls.flat_map("sample_queries:explode", {"n": int})
+raising = calls.flat_map(f"{__name__}:explode", {"n": int})
 busy = elements("windows", {"at": str, "calls": int, "n": int, "most": int}).where(col.calls > 1)
 peak = (
     elements("windows", {"at": str, "calls": int, "n": int, "most": int})

@@ -60,6 +60,7 @@ def test_what_is_no_fact_is_a_dead_letter_and_the_rest_counts(
     assert json.loads(letters[0].value or b"")["n"] == "many"
 
 
+@pytest.mark.full
 def test_a_module_that_raises_ends_it_before_it_commits(
     bootstrap: str, topic_name: TopicName
 ) -> None:
@@ -127,6 +128,7 @@ def test_it_is_observed_as_a_worker_is(bootstrap: str, topic_name: TopicName) ->
         assert replica.stop() == 0
 
 
+@pytest.mark.full
 def test_a_mistake_of_the_user_is_one_line(bootstrap: str, topic_name: TopicName) -> None:
     to = topic_name("windows")
     with Running(bootstrap, "windows", to, "--partitions", "2") as missing:

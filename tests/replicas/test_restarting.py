@@ -170,6 +170,7 @@ def spoil(bootstrap: str, to: str, commit: ReplicaCommit, snapshots: int) -> Non
 # Beginning anew
 
 
+@pytest.mark.full
 def test_since_begins_an_incarnation_that_is_correct_once_its_windows_have_filled(
     bootstrap: str, topic_name: TopicName
 ) -> None:
@@ -222,6 +223,7 @@ def test_a_query_that_needs_all_facts_can_not_begin_later(
 # Refused
 
 
+@pytest.mark.full
 def test_another_query_is_refused_and_disturbs_nobody(
     bootstrap: str, topic_name: TopicName
 ) -> None:
