@@ -121,7 +121,7 @@ def test_the_version_is_printed(lmerge: Lmerge) -> None:
         ("merge a", "Missing option '--output' / '-o'"),
         ("merge a -o b --frob", "No such option: --frob"),
         ("merge a -o b --case R9", "Invalid value for '--case': 'R9' is not one of 'R0', "),
-        ("audit a", "nothing to compare X with: name Y, or give --table"),
+        ("audit", "Missing argument 'X'"),
         ("publish a b c", "Got unexpected extra argument(s) (c)"),
         ("audit a b --engine flink", "Invalid value for '--engine': 'flink' is not one of "),
         ("audit a b --most x", "Invalid value for '--most': Input should be a valid integer,"),

@@ -86,6 +86,7 @@ def test_the_transaction_that_makes_it_whole_has_rows_of_events_from_before(
     """The last step of filling it is part of a transaction that publishes something else."""
     monkeypatch.setattr(writing, "STEP_ROWS", 3)
     log = TableLog(table_topology("R3"))
+    log.sweep()
     log.commit(Insert(A, 0, 1), Adjust(A, 0, 1, 2))
     log.commit(Stable(1))
     assert [each.headers for each in log.table] == [(), (), tuple(offset_headers(3, 4))]

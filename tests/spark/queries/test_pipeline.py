@@ -102,6 +102,7 @@ def check(
     return streams
 
 
+@pytest.mark.full
 def test_two_stages_in_spark_emit_what_the_query_means(spark: SparkSession, tmp_path: Path) -> None:
     query = QUERIES["windows over windows"]
     check(spark, tmp_path, query, physical(query))
