@@ -7,6 +7,7 @@ Theory
     | in Python | in Spark | so the text |
     |---|---|---|
     | a sum beyond int64 is null | is an error | uses `try_add` and its like |
+    | each sum within a sum may be null | constants are moved together | keeps it by `(… | 0)` |
     | a sum beyond the floats is null | is infinite | filters what is no number |
     | `//` and `%` round down | `div` and `%` round towards zero | corrects them |
     | ints and floats compare exactly | as floats | compares rounded, then what was rounded |
@@ -142,9 +143,11 @@ class _Writer:
                 one, two = self._as(left, Kind.INT), self._as(right, Kind.INT)
                 return _both(one, two, _FLOOR_DIV if op == "floor_div" else _MOD)
             case Binary(op, left, right):
-                both = ", ".join(self._as(side, kind) for side in (left, right))
-                result = f"{_ARITHMETIC[op]}({both})"
-                return _finite(result) if kind is Kind.FLOAT else result
+                if kind is Kind.FLOAT:
+                    both = ", ".join(self._as(side, kind) for side in (left, right))
+                    return _finite(f"{_ARITHMETIC[op]}({both})")
+                both = ", ".join(self._term(op, side) for side in (left, right))
+                return f"{_ARITHMETIC[op]}({both})"
             case Coalesce(args):
                 return f"coalesce({', '.join(self._as(arg, kind) for arg in args)})"
             case When(branches, otherwise):
@@ -159,6 +162,11 @@ class _Writer:
                     f"{self._whole}: {function} is a function of Python and has no SQL"
                 )
         raise AssertionError(tree)
+
+    def _term(self, op: str, tree: Tree) -> str:
+        """A side of whole-number arithmetic, such that Spark computes it first as it stands."""
+        text = self._as(tree, Kind.INT)
+        return f"({text} | 0L)" if isinstance(tree, Binary) and tree.op == op else text
 
     def _as(self, tree: Tree, kind: Kind | None) -> str:
         """The text where a value of that kind is wanted: null alone, and an int for a float."""

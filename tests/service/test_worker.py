@@ -518,7 +518,7 @@ def test_an_outage_longer_than_a_commit_may_take_is_survived(
 ) -> None:
     """While its broker is away, closing the client cancels what closes it; that is no order to
     stop."""
-    monkeypatch.setattr(sinks, "_COMMIT_SECONDS", 1.0)
+    monkeypatch.setattr(sinks, "COMMIT_SECONDS", 1.0)
     lives = logical(150, seed=12)
     a = replica_streams(lives, seed=12)["a"]
 

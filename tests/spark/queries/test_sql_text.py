@@ -100,6 +100,17 @@ def test_the_edges_of_numbers_are_the_same_in_spark(spark: SparkSession) -> None
     check(spark, expressions, rows, schema)
 
 
+def test_a_sum_of_three_is_null_where_one_of_its_sums_is(spark: SparkSession) -> None:
+    """Spark moves the constants of a sum, or product, together, which may pass by an overflow."""
+    schema = Schema.of({"i": int, "j": int})
+    rows: list[Row] = [(START, 2**53), (INFINITY, -(2**53)), (2**62, 0), (None, 1), (5, 7)]
+    expressions = [
+        *(col.j + (col.i + -7), (col.i + 7) + col.j, lit(7) + (col.i + col.j)),
+        *(col.j * (col.i * 3), (col.i * lit(4)) * col.j, col.j + (col.i * 4)),
+    ]
+    check(spark, expressions, rows, schema)
+
+
 def test_texts_are_quoted_and_casts_take_plain_numbers_alone(spark: SparkSession) -> None:
     schema = Schema.of({"it's `odd`": str})
     odd = col["it's `odd`"]
