@@ -82,7 +82,7 @@ $(VENV)/.dev: requirements/dev.txt pyproject.toml | $(BIN)/python
 
 $(VENV)/.engine: engine/Cargo.toml engine/Cargo.lock engine/pyproject.toml $(wildcard engine/src/*.rs) | $(BIN)/python
 	@if [ "$(ENGINE)" = no ]; then echo "without the engine: Python merges"; \
-	elif ! command -v cargo >/dev/null; then echo "there is no cargo, so no engine: Python merges"; \
+	elif ! cargo --version >/dev/null 2>&1; then echo "there is no cargo that works, so no engine: Python merges"; \
 	else echo "building the engine, which takes half a minute (ENGINE=no leaves it out) ..." && \
 		$(PIP) --force-reinstall --no-deps ./engine; fi
 	@touch $@
