@@ -7,10 +7,10 @@ __all__ = ("seeds",)
 
 
 def seeds(fast: int, *, deep: int | None = None, most: int | None = None) -> pytest.MarkDecorator:
-    """Runs a test with so many seeds in `make test`, 10 times as many in `make test-full`, and 100
+    """Runs a test with so many seeds in `make test`, 5 times as many in `make test-full`, and 100
     times, or `deep`, in `make test-deep`, none twice; `most` are run at a time, where they take
     long."""
-    full, whole = 10 * fast, deep or 100 * fast
+    full, whole = 5 * fast, deep or 100 * fast
     return pytest.mark.parametrize(
         "seeds",
         [
