@@ -36,6 +36,7 @@ __all__ = (
     "ReplicaCheckpoint",
     "SnapshotPlace",
     "StableSample",
+    "Statement",
     "TableCheckpoint",
     "chunk_key",
 )
@@ -83,6 +84,16 @@ class ReplicaCheckpoint(msgspec.Struct, frozen=True, omit_defaults=True):
     since: int = 0
     """The first transaction that it was merged with; another one when it is merged again from its
     beginning, for whatever reason."""
+
+
+class Statement(msgspec.Struct, frozen=True, omit_defaults=True):
+    """From when on somebody has stated a replica to be correct, and what its topic had then: of
+    what has less, it says nothing."""
+
+    joining_at: int
+    begins: dict[int, int]
+    """By partition that the task reads, the offset at which the log began."""
+    topic_id: str | None = None
 
 
 class SnapshotPlace(msgspec.Struct, frozen=True):
@@ -171,6 +182,8 @@ class CommitRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     replicas: dict[str, ReplicaCheckpoint] = {}
     quarantined: dict[str, str] = {}
     """Replicas put into quarantine by this task's guards, and why."""
+    stated: dict[str, Statement] = {}
+    """Of the replicas that were begun by such a statement, also if they are merged no more."""
     diverged: Diverged | None = None
     """Of the latest cutover that it has seen any of."""
     snapshots: tuple[SnapshotPlace, ...] = ()

@@ -7,6 +7,15 @@ Theory
     `lmerge-joining-at` on, and what the old one contributed is dropped; records of an older one
     that are still in flight are ignored and counted.
 
+    That time holds for all that the incarnation has published. Where the log of a partition has
+    lost its beginning (`cut`), nobody knows whether the incarnation that it is first seen in began
+    there, unless a record of an older one comes before. Until each such log has shown a record,
+    a new incarnation is therefore correct from what was known before at the earliest:
+
+        whole   │ 0 0 1 1 1         incarnation 1 as its header has it
+        cut     ┊ 0 1 1 1           likewise: all of 1 is there
+        cut     ┊ 1 1 1             the later of the header's time and the stated one
+
     Nothing here depends on how the partitions interleave: of each partition only the records of
     the highest incarnation count in the end. So the operator can be rebuilt from the partitions'
     prefixes (promise 7 of docs/semantics.md), once it is known which incarnation that is. A record
@@ -36,7 +45,7 @@ Cost
     Beside decoding, an element costs one comparison of types.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, cast
@@ -76,6 +85,7 @@ _WAITING: Final = "waiting"
 _SEQ: Final = "seq"
 _OUTDATED: Final = "outdated"
 _HOMES: Final = "homes"
+_UNSHOWN: Final = "unshown"
 _LONGEST_PAUSE: Final = 64
 WHOLE: Final = (
     "write all of it to a new topic and attach that, or, if it began a new incarnation with the "
@@ -167,16 +177,18 @@ class ReplicaDecoder:
         partitions: int,
         incarnation: int = 0,
         joining_at: int = START,
+        cut: Iterable[int] = (),
         must_be_whole: bool = False,
         ignore_stables_before: Mapping[int, int] = MappingProxyType({}),
         dialect: Callable[[], Decoder] | None = None,
         routes: Callable[[bytes], int] | None = None,
     ):
         """`partitions` are the operator's: one if the replica is co-partitioned, since the task
-        reads one; `routes` gives then in which partition a payload has to be. `must_be_whole`: an
-        incarnation that joins late is refused. `ignore_stables_before` gives offsets by partition
-        before which stables do not count; `dialect` makes a decoder for each partition, None if
-        they are in the wire format."""
+        reads one; `routes` gives then in which partition a payload has to be. `cut` has the
+        partitions whose logs have lost their beginning. `must_be_whole`: an incarnation that joins
+        late is refused. `ignore_stables_before` gives offsets by partition before which stables do
+        not count; `dialect` makes a decoder for each partition, None if they are in the wire
+        format."""
         self.name = name
         self.topic = topic
         self.incarnation = incarnation
@@ -201,6 +213,7 @@ class ReplicaDecoder:
         """What to do about that."""
         self.unusual = 0
         """Records that the engine has left to Python."""
+        self._unshown = set(cut)
         self._plain_headers: Sequence[tuple[str, bytes]] = ()
         """What the records of this incarnation have for headers that are not numbered."""
         self._routes = routes
@@ -245,6 +258,9 @@ class ReplicaDecoder:
         self.contradictions.clear()
         passed = list[int]()
         at, size = 0, len(records)
+        unshown = bool(self._unshown)
+        if unshown and size:
+            self._unshown.discard(partition)  # by its first record, below
         while at < size:
             if native is not None and not paused:
                 began, headers = at, self._plain_headers
@@ -273,6 +289,8 @@ class ReplicaDecoder:
                         native = None  # the next of this incarnation ends the run
                         continue
                     if incarnation > self.incarnation:
+                        if unshown and (at == 1 or self._unshown):
+                            joining_at = max(joining_at, self.joining_at)
                         self.begin(incarnation, joining_at)
                         yield DecodedPiece(elements, record.offset, passed=passed, began=True)
                         elements, passed = self.empty(), []
@@ -345,7 +363,7 @@ class ReplicaDecoder:
         counts begin as these are."""
         fork = ReplicaDecoder(
             self.name, decoder, topic=self.topic, partitions=self.partitions,
-            incarnation=self.incarnation, joining_at=self.joining_at,
+            incarnation=self.incarnation, joining_at=self.joining_at, cut=self._unshown,
             must_be_whole=self._must_be_whole,
             ignore_stables_before=self._ignore_stables_before, dialect=dialect,
             routes=self._routes,
@@ -357,6 +375,16 @@ class ReplicaDecoder:
         fork.contradicted, fork.contradictions = self.contradicted, [*self.contradictions]
         fork.torn, fork.remedy = self.torn, self.remedy
         return fork
+
+    def widen(self, partitions: int, cut: Iterable[int]) -> None:
+        """The topic has got more partitions; of those that are `cut` the beginning is gone."""
+        self.partitions = partitions
+        self._unshown.update(cut)
+
+    @property
+    def unshown(self) -> Sequence[int]:
+        """The partitions of which a beginning is gone, and no record was decoded."""
+        return sorted(self._unshown)
 
     def use(self, decoder: WireDecoder) -> None:
         """Decodes the wire format with another decoder, of the same rules."""
@@ -487,6 +515,8 @@ class ReplicaDecoder:
             yield _WAITING, partition, msgspec.msgpack.encode((offset, [*map(encode, decoded)]))
         for partition, numbers in self.repeats.saved().items():
             yield _SEQ, partition, numbers
+        for partition in self._unshown:
+            yield _UNSHOWN, partition, b""
         for partition, run in self.outdated.items():
             yield _OUTDATED, partition, msgspec.msgpack.encode(run)
         if left := self._homes.saved():
@@ -509,6 +539,8 @@ class ReplicaDecoder:
             self._waiting[partition] = offset, [*map(ours.decode, decoded)]
         elif kind == _SEQ:
             self.repeats.restore(partition, saved)
+        elif kind == _UNSHOWN:
+            self._unshown.add(partition)
         elif kind == _OUTDATED:
             self.outdated[partition] = msgspec.msgpack.decode(saved, type=Outdated | None)
         else:

@@ -29,7 +29,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from lmerge_service.config.topology import Topology
+from lmerge_service.config.topology import Replica, Topology
 from lmerge_service.elements import INFINITY, START, Stable
 from lmerge_service.errors import ConfigurationError, ElementError, StateError, TransportError
 from lmerge_service.formats.headers import incarnation_of
@@ -255,7 +255,7 @@ async def _reach(
         return ReplicaReach(replica.name, None, f"there is no topic {replica.topic}")
     places = [TopicPartition(replica.topic, number) for number in range(info.partitions)]
     begins = {tp.partition: at for tp, at in (await source.beginnings(places)).items()}
-    had = _merged_from(replica.name, info, commits)
+    had = _merged_from(replica, info, commits)
     allowed = replica.joining_at is not None and not had
     for number, begin in begins.items():
         if begin > had.get(number, begin if allowed else 0):
@@ -274,16 +274,20 @@ async def _reach(
 
 
 def _merged_from(
-    name: str, info: TopicInfo, commits: Sequence[CommitRecord | None]
+    replica: Replica, info: TopicInfo, commits: Sequence[CommitRecord | None]
 ) -> dict[int, int]:
-    """The offsets from which a replica's partitions were merged, by all tasks; none where it was
-    not, or its topic is another one by now."""
+    """The offsets from which a replica's partitions were merged, by all tasks, or began when its
+    joining time was stated; none where it was not, or its topic is another one by now."""
     found: dict[int, int] = {}
-    for commit in commits:
-        standing = None if commit is None else commit.replicas.get(name)
+    for commit in filter(None, commits):
+        standing, said = commit.replicas.get(replica.name), commit.stated.get(replica.name)
+        begins = dict[int, int]()
         if standing is not None and not is_another(standing.topic_id, info.id):
-            for number, each in standing.partitions.items():
-                found[number] = min(each.begins, found.get(number, each.begins))
+            begins = {number: each.begins for number, each in standing.partitions.items()}
+        elif said is not None and not is_another(said.topic_id, info.id):
+            begins = said.begins if said.joining_at == replica.joining_at else {}
+        for number, begin in begins.items():
+            found[number] = min(begin, found.get(number, begin))
     return found
 
 

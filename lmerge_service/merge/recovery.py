@@ -318,6 +318,7 @@ class Recovery:
         state.transaction, state.decided = commit.transaction, commit.decided
         state.quarantined, state.snapshots = dict(commit.quarantined), commit.snapshots
         state.diverged, state.table = commit.diverged, commit.table
+        state.know(commit.stated)
         state.merge.breaches()  # they were reported before
         self._followed = weakref.ref(state), commit, asyncio.get_running_loop().time()
 

@@ -36,10 +36,11 @@ from lmerge_service.formats.headers import TimedRecord
 from lmerge_service.formats.reasons import Reason
 from lmerge_service.formats.routing import Ownership, Router
 from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.kafka.sightings import is_another
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
 from lmerge_service.kafka.unread import Unread
-from lmerge_service.merge.commit_record import PartitionCheckpoint, ReplicaCheckpoint
+from lmerge_service.merge.commit_record import PartitionCheckpoint, ReplicaCheckpoint, Statement
 from lmerge_service.merge.counting import ReplicaTally
 from lmerge_service.merge.decoding import WHOLE, Outdated, ReplicaDecoder
 from lmerge_service.merge.findings.evidence import NotificationKind
@@ -162,11 +163,12 @@ class Replicas:
         clock: Callable[[], float],
         distrusted: Callable[[str, str], object],
         correct_from: int = START,
+        stated: dict[str, Statement] | None = None,
     ):
         """`partition` is the task's, of those of the output; `router` selects what belongs there;
         `tallies` outlive this, by name; `distrusted` is called with each replica that is put into
         quarantine here, and why. `correct_from`: the output promises nothing of what ends before
-        that time."""
+        that time. `stated` is the task's, of all replicas that it has begun."""
         self.states: dict[str, ReplicaState] = {}
         """By name."""
         self._by_topic: dict[str, ReplicaState] = {}
@@ -182,6 +184,7 @@ class Replicas:
         self.clock = clock
         self._distrusted = distrusted
         self._correct_from = correct_from
+        self._stated = {} if stated is None else stated
         self.owned = Ownership(router, partition)
 
     # --- who there is ---------------------------------------------------------------------------
@@ -281,15 +284,14 @@ class Replicas:
             self.exclude(name, why, lost=True)
             return
         reads = self.needed(name, info.partitions)
-        cut = max(beginnings[tp] for tp in reads)
-        if cut > 0 and replica.joining_at is None:
-            why = (
-                f"begins at offset {cut}: what was before is gone; say from when the replica is "
-                "correct (joining_at, in the topology or with `lmerge release`), or give it a new "
-                "topic"
-            )
+        begins = {tp.partition: beginnings[tp] for tp in reads}
+        if (why := self._unknown_beginning(replica, info, begins)) is not None:
             self.exclude(name, why, lost=True)
             return
+        if replica.joining_at is None:
+            self._stated.pop(name, None)
+        else:
+            self._stated[name] = Statement(replica.joining_at, begins, info.id)
         standing = ReplicaCheckpoint(
             topic=replica.topic,
             topic_id=info.id,
@@ -304,6 +306,33 @@ class Replicas:
             },
         )
         self._merge_from(state, standing, info.partitions)
+
+    def _unknown_beginning(
+        self, replica: Replica, info: TopicInfo, begins: Mapping[int, int]
+    ) -> str | None:
+        """Why nobody knows from when on a replica is correct by what its topic has, in words."""
+        cut, before = max(begins.values()), self._stated.get(replica.name)
+        if not cut:
+            return None
+        if replica.joining_at is None:
+            return (
+                f"begins at offset {cut}: what was before is gone; say from when the replica is "
+                "correct (joining_at, in the topology or with `lmerge release`), or give it a new "
+                "topic"
+            )
+        if before is None or before.joining_at != replica.joining_at:
+            return None
+        if is_another(before.topic_id, info.id):
+            return None
+        for number, begin in begins.items():
+            if begin > (known := before.begins.get(number, 0)):
+                return (
+                    f"begins at offset {begin} of partition {number}, and began at {known} when it "
+                    f"was stated to be correct from {replica.joining_at} on: what was between is "
+                    "gone; say from which later time on it is correct (`lmerge release "
+                    "--joining-at`), or give it a new topic"
+                )
+        return None
 
     def resume(self, name: str, standing: ReplicaCheckpoint, width: int) -> None:
         """Merges a replica from a checkpoint; its records from `begins` on are to be replayed."""
@@ -342,6 +371,7 @@ class Replicas:
             topic=state.replica.topic,
             partitions=1 if state.replica.co_partitioned else width,
             joining_at=standing.joining_at,
+            cut=() if attached else [n for n, each in standing.partitions.items() if each.begins],
             incarnation=standing.incarnation,
             gap_accepted=standing.gap_accepted,
             suffices_from=self._correct_from,
@@ -397,8 +427,9 @@ class Replicas:
             )
             return
         assert state.step is not None
-        state.step.widen(info.partitions)
-        for tp in self.needed(name, info.partitions)[state.width :]:
+        fresh = self.needed(name, info.partitions)[state.width :]
+        state.step.widen(info.partitions, [tp.partition for tp in fresh if beginnings[tp]])
+        for tp in fresh:
             state.partitions[tp.partition] = PartitionCheckpoint(beginnings[tp], beginnings[tp])
             state.next[tp.partition] = beginnings[tp]
         state.width = info.partitions

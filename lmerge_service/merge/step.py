@@ -17,7 +17,7 @@ Theory
     joining time has an unknown start, so it has no canonical form.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -58,6 +58,7 @@ class MergeStep:
         topic: str,
         partitions: int,
         joining_at: int = START,
+        cut: Iterable[int] = (),
         incarnation: int = 0,
         gap_accepted: bool = False,
         suffices_from: int = START,
@@ -74,7 +75,7 @@ class MergeStep:
         `ReplicaDecoder` and `OperatorInput` for the rest."""
         self.decoder = ReplicaDecoder(
             name, decoder, topic=topic, partitions=partitions, incarnation=incarnation,
-            joining_at=joining_at, must_be_whole=normalise,
+            joining_at=joining_at, cut=cut, must_be_whole=normalise,
             ignore_stables_before=ignore_stables_before, dialect=dialect, routes=routes,
         )  # fmt: skip
         self.input = OperatorInput(
@@ -89,9 +90,10 @@ class MergeStep:
         self._merge, self._owned, self._co_partitioned = merge, owned, co_partitioned
         self._elements = self.decoder.empty()
 
-    def widen(self, partitions: int) -> None:
-        """The replica's topic has got more partitions."""
-        self.decoder.partitions = partitions
+    def widen(self, partitions: int, cut: Iterable[int] = ()) -> None:
+        """The replica's topic has got more partitions; of those that are `cut` the beginning is
+        gone."""
+        self.decoder.widen(partitions, cut)
         self._merge.inputs[self.decoder.name].add_partitions(partitions)
 
     def slot(self, partition: int) -> int:

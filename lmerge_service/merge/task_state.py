@@ -28,6 +28,7 @@ from lmerge_service.merge.commit_record import (
     Diverged,
     OutputBeginning,
     SnapshotPlace,
+    Statement,
     TableCheckpoint,
 )
 from lmerge_service.merge.counting import ReplicaTally
@@ -93,6 +94,8 @@ class TaskState:
         self.partition = partition
         self.policy = topology.policy.policy()
         self.router = Router(topology.output.partitions, topology.key)
+        self.stated: dict[str, Statement] = {}
+        """From when on replicas were stated to be correct, as they were begun."""
         self.begun = OutputBeginning()
         """The output's incarnation that this is the state of."""
         self._tallies = tallies
@@ -140,10 +143,16 @@ class TaskState:
             clock=self._clock,
             distrusted=self._distrust,
             correct_from=self.begun.correct_from,
+            stated=self.stated,
         )
 
     def _distrust(self, name: str, why: str) -> None:
         self.quarantined[name] = why
+
+    def know(self, stated: Mapping[str, Statement]) -> None:
+        """Takes over what a commit record has of what was stated about replicas."""
+        self.stated.clear()
+        self.stated.update(stated)
 
     def commit_record(self) -> CommitRecord:
         """The commit record to write beside everything emitted so far."""
@@ -157,6 +166,7 @@ class TaskState:
             # In the order in which they were attached, which decides ties.
             replicas={name: self.replicas.states[name].standing for name in self.merge.inputs},
             quarantined=self.quarantined,
+            stated=self.stated,
             diverged=self.diverged,
             snapshots=self.snapshots,
             output=self.begun,
@@ -326,6 +336,7 @@ class RestoringState(OpenedState):
         )
         state.output, state.counted = head.output, head.counted
         state.quarantined, state.diverged = dict(commit.quarantined), commit.diverged
+        state.know(commit.stated)
         for name, standing in commit.replicas.items():
             if name in replicas and replicas[name].topic == standing.topic:
                 state.replicas.expect(replicas[name], epoch=standing.epoch)

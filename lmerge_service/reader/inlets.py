@@ -54,6 +54,10 @@ class ReadPosition(msgspec.Struct, frozen=True):
     """By partition."""
     incarnation: int
     joining_at: int
+    unshown: list[int] = []
+    """Partitions whose beginning is gone, and of which no record was read."""
+    stated: int = START
+    """The `joining_at` with which it was begun."""
     numbers: dict[int, bytes] = {}
     """By partition whose writer numbers its records, what was read under which number."""
 
@@ -111,6 +115,8 @@ class _Inlet:
     place: ReadPosition | None
     """As the token left it, until the topic is seen."""
     id: str | None = None
+    stated: int = START
+    """The `joining_at` with which it was begun."""
     step: MergeStep | None = None
     positions: list[int] = field(default_factory=list)
     why: str | None = None
@@ -178,6 +184,8 @@ class Inlets:
             list(inlet.positions),
             decoder.incarnation,
             decoder.joining_at,
+            [*decoder.unshown],
+            inlet.stated,
             decoder.repeats.saved(),
         )
 
@@ -271,7 +279,7 @@ class Inlets:
                 self._resume(inlet, inlet.place, starts)
             elif inlet.step is None and topic in snapshots:
                 out += self._begin_in_the_middle(inlet, snapshots[topic])
-            elif why := self._incomplete(inlet, starts):
+            elif why := self._incomplete(inlet, info, starts):
                 self.leave_out(topic, why)
             else:
                 self._begin(inlet, starts)
@@ -309,30 +317,37 @@ class Inlets:
         )
 
     @staticmethod
-    def _incomplete(inlet: _Inlet, starts: Mapping[int, int]) -> str | None:
+    def _incomplete(inlet: _Inlet, info: TopicInfo, starts: Mapping[int, int]) -> str | None:
+        place, what = inlet.place, "the topic is correct (joining_at)"
+        known = inlet.joining_at != START
+        if known and place is not None and not is_another(place.id, info.id):
+            known = inlet.joining_at > place.stated  # that was stated of what was there then
+            what = f"what is left is correct (joining_at, beyond {place.stated})"
         for number, start in starts.items():
-            if start > 0 and inlet.joining_at == START:
+            if start > 0 and not known:
                 return (
                     f"begins at offset {start} of partition {number}: what was before is gone; "
-                    "begin at a snapshot, without a token, or say from when on the topic is "
-                    "correct (joining_at)"
+                    f"begin at a snapshot, without a token, or say from when on {what}"
                 )
         return None
 
     def _begin(self, inlet: _Inlet, starts: Mapping[int, int]) -> None:
         """Reads a topic, or the partitions that it has got in addition, from the beginning."""
+        cut = [number for number, start in starts.items() if start]
         if inlet.step is not None:
             inlet.positions += [starts[number] for number in sorted(starts)]
-            inlet.step.widen(len(inlet.positions))
+            inlet.step.widen(len(inlet.positions), cut)
             return
         if inlet.topic in self._merge.inputs:
             self._merge.detach(inlet.topic)  # as the token left it, which is no use any more
         inlet.positions = [starts[number] for number in sorted(starts)]
-        self._read(inlet, inlet.joining_at)
+        inlet.stated = inlet.joining_at
+        self._read(inlet, inlet.joining_at, cut=cut)
 
     def _resume(self, inlet: _Inlet, place: ReadPosition, starts: Mapping[int, int]) -> None:
         inlet.positions = list(place.positions)
-        self._read(inlet, place.joining_at, place.incarnation, attached=True)
+        inlet.stated = place.stated
+        self._read(inlet, place.joining_at, place.incarnation, cut=place.unshown, attached=True)
         assert inlet.step is not None
         inlet.step.decoder.repeats = Repeats(place.numbers)
         fresh = {n: start for n, start in starts.items() if n >= len(place.positions)}
@@ -340,7 +355,13 @@ class Inlets:
             self._begin(inlet, fresh)
 
     def _read(
-        self, inlet: _Inlet, joining_at: int, incarnation: int = 0, *, attached: bool = False
+        self,
+        inlet: _Inlet,
+        joining_at: int,
+        incarnation: int = 0,
+        *,
+        cut: Iterable[int] = (),
+        attached: bool = False,
     ) -> None:
         inlet.place, inlet.why = None, None
         inlet.step = MergeStep(
@@ -350,6 +371,7 @@ class Inlets:
             topic=inlet.topic,
             partitions=len(inlet.positions),
             joining_at=joining_at,
+            cut=cut,
             incarnation=incarnation,
             attached=attached,
         )

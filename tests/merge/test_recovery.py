@@ -30,11 +30,12 @@ from lmerge_service.merge.commit_record import (
     ReplicaCheckpoint,
     SnapshotPlace,
 )
+from lmerge_service.merge.decisions.records import Quarantine, Release
 from lmerge_service.merge.recovery import Recovery, _prefers_snapshot
 from lmerge_service.merge.task_state import TaskState
 from lmerge_service.tdb import TDB
 from tests.merge.judged import topology_of
-from tests.service.cluster import Merge, Worker, logical, meaning, replica_streams
+from tests.service.cluster import Merge, Worker, decided, logical, meaning, replica_streams
 from tests.service.test_worker import _send_a_broken_header
 
 pytestmark = pytest.mark.kafka
@@ -225,6 +226,45 @@ def test_a_replica_that_lost_its_beginning_lives_on_by_the_snapshot_alone(merge:
         worker.wait_until_ended()
     found = merge.audit().tdb
     assert {(b'"eternal"', 1, INFINITY), (b'"short"', 15, 20), (b'"later"', 30, 40)} <= set(found)
+
+
+@pytest.mark.full
+def test_a_joining_time_says_nothing_of_what_a_topic_has_left_when_more_of_it_is_gone(
+    merge: Merge,
+) -> None:
+    """Whoever stated it knew what the topic had then. Of an event that began in what was deleted
+    since, and goes on, the topic has nothing: it would be taken for removed."""
+    merge.extra["replicas"] = [
+        {"name": "a", "topic": merge.topics["a"], "joining_at": 5},
+        {"name": "b", "topic": merge.topics["b"]},
+    ]
+    merge.write()
+    with merge.worker() as worker:
+        worker.wait_until_running()
+        merge.publish("b", [ETERNAL, Stable(10)])
+        merge.publish("a", [ETERNAL, Stable(10)])
+        merge.wait_until_committed("a", 2)
+        decided(merge, Quarantine("a", "it is looked at"))
+        worker.wait(lambda s: s["replicas"][0]["state"] == "quarantined", "a to be out")
+        worker.kill()
+    asyncio.run(truncate(merge, "a", 1))
+    decided(merge, Release("a"))
+    with merge.worker() as worker:
+        why = (
+            f"topic {merge.topics['a']} begins at offset 1 of partition 0, and began at 0 when it "
+            "was stated to be correct from 5 on: what was between is gone; say from which later "
+            "time on it is correct (`lmerge release --joining-at`), or give it a new topic"
+        )
+        worker.wait(lambda s: s["replicas"][0]["why"] == why, "a to be excluded")
+        worker.kill()
+    with merge.worker() as worker:  # nor is it believed by the next one
+        worker.wait(lambda s: s["replicas"][0]["why"] == why, "a to be excluded still")
+        decided(merge, Quarantine("a", "again"), Release("a", joining_at=15))
+        worker.wait(lambda s: s["replicas"][0]["state"] == "joining", "a to be merged again")
+        merge.publish("a", [Stable(20)])
+        merge.publish("b", [Stable(INFINITY)])
+        worker.wait_until_ended()
+    assert {(b'"eternal"', 1, INFINITY)} == set(merge.audit().tdb)
 
 
 async def truncate(merge: Merge, replica: str, before: int) -> None:

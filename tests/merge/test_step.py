@@ -103,6 +103,42 @@ def test_joining_at_keeps_an_incarnation_from_leading_too_early() -> None:
     assert fed.merge.process("other", Stable(50)) == [Stable(50), Stable(60)]
 
 
+@pytest.mark.parametrize(
+    ("cut", "read", "correct_from"),
+    [
+        ([], [(0, 1, 50)], 50),
+        ([0], [(0, 1, 50)], 100),  # what it published before may be gone
+        ([0], [(0, 1, 120)], 120),
+        ([0], [(0, 1, START)], 100),
+        ([0], [(0, 0, START), (0, 1, 50)], 50),  # it begins behind another one: all of it is there
+        ([0], [(0, 1, 50), (0, 2, 60)], 60),
+        ([1], [(0, 1, 50)], 100),  # partition 1 may have lost some of it
+        ([1], [(1, 0, START), (0, 1, 50)], 50),
+        ([0, 1], [(0, 0, START), (0, 1, 50), (1, 1, 50)], 100),
+    ],
+)
+def test_of_a_log_without_its_beginning_a_joining_time_counts_only_if_all_of_it_is_there(
+    cut: list[int], read: list[tuple[int, int, int]], correct_from: int
+) -> None:
+    """Records as (partition, incarnation, joining time), of a replica that was stated to be correct
+    from 100 on; it is the same for who is restored in between."""
+    for restored in range(len(read) + 1):
+        step = MergeStep(
+            lmerge("R3"), "r", WireDecoder(), topic="in", partitions=2, joining_at=100, cut=cut
+        )
+        for number, (partition, incarnation, since) in enumerate(read):
+            if number == restored:
+                before, step = step, MergeStep(
+                    lmerge("R3"), "r", WireDecoder(), topic="in", partitions=2,
+                    joining_at=step.decoder.joining_at, incarnation=step.decoder.incarnation,
+                )  # fmt: skip
+                for part in before.parts():
+                    step.restore(*part)
+            found = records(insert("x", 6, 9), incarnation=incarnation, joining_at=since)
+            step.take(partition, found, [], [])
+        assert step.decoder.joining_at == correct_from
+
+
 @pytest.mark.parametrize("place", [0, 1, 2], ids=["first", "middle", "last"])
 @pytest.mark.parametrize(
     ("poison", "reason"),

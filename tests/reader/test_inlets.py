@@ -144,6 +144,34 @@ def test_a_beginning_that_is_gone_is_named_unless_a_joining_time_is_given() -> N
     assert joining.inlets.positions() == {TopicPartition("a", 0): 4}
 
 
+def test_of_a_beginning_that_is_gone_an_incarnation_is_believed_no_more_than_was_stated() -> None:
+    reading = Reading(joining_at={"a": 50})
+    reading.look(begins=4, a=("1", 1))
+    again = Reading(joining_at={"a": 50}, token=reading.token())  # which has read nothing of it
+    again.look(begins=4, a=("1", 1))
+    for each in (reading, again):
+        each.take("a", X, incarnation=1)
+        assert each.status("a").correct_from == 50
+
+
+def test_a_joining_time_was_stated_of_what_the_topic_had_then() -> None:
+    reading = Reading(joining_at={"a": 50})
+    reading.look(begins=4, a=("1", 1))
+    reading.take("a", X)
+    token = reading.token()
+    again = Reading(joining_at={"a": 50}, token=token)
+    again.look(begins=9, a=("1", 1))  # offsets 5 to 8 were deleted before they were read
+    why = str(again.status("a").why)
+    assert "begins at offset 9 of partition 0" in why
+    assert "say from when on what is left is correct (joining_at, beyond 50)" in why
+    later = Reading(joining_at={"a": 70}, token=token)
+    later.look(begins=9, a=("1", 1))
+    assert later.status("a").state == "joining"
+    another = Reading(joining_at={"a": 50}, token=token)
+    another.look(begins=9, a=("2", 1))
+    assert another.status("a").state == "joining"
+
+
 def test_a_token_brings_back_position_incarnation_and_joining_time() -> None:
     reading = Reading()
     reading.look(a=("1", 1), b=("7", 1))

@@ -38,6 +38,8 @@ def reconcile(
     Case and policy must be those that were decided (`is_of_kind`).
     """
     replicas = state.replicas
+    for name in state.stated.keys() - ledger.replicas.keys():
+        del state.stated[name]  # it was detached so long ago that nobody knows it any more
     for name, desired in ledger.replicas.items():
         have = replicas.states.get(name)
         if desired.state is DesiredState.DETACHED or desired.epoch > state.decided:

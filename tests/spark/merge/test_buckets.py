@@ -19,7 +19,15 @@ from lmerge_service.formats.headers import INCARNATION_HEADER, SEQ_HEADER, incar
 from lmerge_service.formats.repeats import content_of
 from lmerge_service.formats.wire import WireDecoder, encode
 from lmerge_service.kafka.source import TopicPartition
-from lmerge_service.merge.decisions.records import AcceptGap, Attach, Detach, Quarantine, Release
+from lmerge_service.merge.decisions.records import (
+    AcceptGap,
+    Attach,
+    Decision,
+    Detach,
+    Quarantine,
+    Release,
+)
+from lmerge_service.merge.decisions.records import encode as decision_record
 from lmerge_service.merge.decoding import DecodedRecord
 from lmerge_service.merge.findings import evidence
 from lmerge_service.spark.merge.bucket import Bucket, BucketResult
@@ -363,6 +371,32 @@ def test_n16_more_breaches_than_the_operator_keeps_are_counted() -> None:
     assert running.found.breaches == {("b", "unknown_event"): 2_000}
     [found] = running.found.evidence
     assert found.count == 2_000
+
+
+def test_a_joining_time_says_nothing_of_what_a_topic_has_left_when_more_of_it_is_gone() -> None:
+    topology, widths = topology_of("ab"), {"a": 1, "b": 1, "c": 1}
+    plan, ledger = planned(topology, widths)
+    running = Running(topology, plan)
+    running.batch({("t.b", 0): records_of(A, Stable(10))})
+    joining = Attach({"name": "c", "topic": "t.c", "joining_at": 20})
+    plan = decided(plan, ledger, widths, joining, batch=1, known="ab")
+    running.go_on(plan)
+    running.batch({("t.c", 0): records_of(B)})
+    plan = decided(plan, ledger, widths, Quarantine("c", "it is looked at"), batch=2)
+    running.go_on(plan)
+    running.batch({("t.b", 0): records_of(B, start=2)})
+    assert "c" not in running.bucket.state.replicas.merged
+    value = decision_record(Decision("again", Release("c"), "anna", made=0))
+    ledger.fold(ledger.offset, value)
+    seen = seen_of(widths, [value])
+    seen.beginnings[TopicPartition("t.c", 0)] = 1  # type: ignore[index]
+    step = next_step(plan, ledger, seen, Planned(3, {}))
+    assert step is not None
+    running.go_on(plan.with_step(step))
+    running.batch({("t.b", 0): records_of(Stable(15), start=3)})
+    [found] = running.found.evidence
+    assert (found.kind, found.replica) == ("excluded", "c")
+    assert found.reason.startswith("topic t.c begins at offset 1 of partition 0, and began at 0")
 
 
 def test_n15_who_has_lost_records_is_reported_with_the_batch_from_which_it_is_excluded() -> None:
