@@ -192,7 +192,7 @@ fn index(head: &Head, bytes: &[u8], from: usize, source: u32) -> Option<Vec<Entr
     (reader.at == bytes.len()).then_some(found)
 }
 
-/// Whether a control batch says that a transaction was aborted; `None` is a fault.
+/// Whether a control batch marks a transaction as aborted; `None` is a fault.
 fn aborts(batch: &[u8], entries: &[Entry]) -> Option<bool> {
     let (at, size) = entries.first()?.key?;
     let key = &batch[at as usize..][..size as usize];

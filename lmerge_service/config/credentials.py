@@ -61,7 +61,7 @@ class Secret(_Model):
     def _elsewhere(cls, given: Any) -> Any:
         if isinstance(given, str):
             raise ValueError(  # noqa: TRY004 - pydantic's way of reporting
-                "a secret is not written here: say where it is, {file: PATH} or {env: NAME}"
+                "a secret is not written here: name where it is, {file: PATH} or {env: NAME}"
             )
         return given
 

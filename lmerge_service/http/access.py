@@ -51,8 +51,8 @@ HEADER_BYTES = 16 * 1024
 
 _HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[^:\[\]]+)(:\d{1,5})?")
 _NOBODY = (
-    "nobody may change anything here: the worker's topology has no http.control_token; say there "
-    "where one is, {file: PATH} or {env: NAME}, and restart the worker"
+    "nobody may change anything here: the worker's topology has no http.control_token; name "
+    "there where one is, {file: PATH} or {env: NAME}, and restart the worker"
 )
 
 

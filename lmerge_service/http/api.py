@@ -190,7 +190,7 @@ def _span(ledger: Ledger, asked: int | None) -> int:
     """How much of the streams' time is watched: as asked, or a minute."""
     unit = ledger.topology.unit_nanoseconds
     if asked is None and unit is None:
-        message = "time_unit is none: say how much time is to be watched (watch)"
+        message = "time_unit is none: give the time to be watched (watch)"
         raise _ProblemError(409, "invalid", message, version=ledger.version)
     return _MINUTE // (unit or 1) if asked is None else asked
 

@@ -157,7 +157,7 @@ class DryRun:
             for tp, at in beginnings.items():
                 if at > 0:
                     raise ConfigurationError(
-                        f"{tp.topic} begins at offset {at} of partition {tp.partition}: say from "
+                        f"{tp.topic} begins at offset {at} of partition {tp.partition}: state from "
                         "when on the replica is to be compared (--joining-at)"
                     )
         self._steps = {

@@ -2,7 +2,7 @@
 
 Theory
     At t as many events are valid as have started by t less those that have ended by t, so two
-    sorted lists will do, and need not say which end belongs to which start. What ended before c
+    sorted lists will do, and need not match ends to starts. What ended before c
     goes with as many of the first starts: these were before c, too, so the number at t >= c is
     still right.
 

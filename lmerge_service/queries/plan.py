@@ -29,7 +29,7 @@ there is origin, delay
     [Insert(payload=('JFK',), vs=7, ve=8)]
 
 Where an event of the result is a row over time, remember what makes lifetimes: a fact of time t is
-[t, t + 1). `window`, `extend` and `at_most` say how long it counts; `clip` ends it when another
+[t, t + 1). `window`, `extend` and `at_most` set how long it counts; `clip` ends it when another
 event comes; `windows` put it into the windows of a grid; joins and aggregates without windows go by
 which events are there at the same instant.
 """

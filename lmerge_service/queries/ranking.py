@@ -3,7 +3,7 @@
 Theory
     The top carriers by their delay in all are not the top rows of anything: rows are added up per
     carrier first, and carriers are ranked by that. A state holds one state of the inner aggregate
-    per combination of columns; results rank what these say. So it runs wherever aggregates do, in
+    per combination of columns; results rank their values. So it runs wherever aggregates do, in
     one window or snapshot at a time.
 
     >>> from lmerge_service.queries.aggregates import Sum

@@ -327,7 +327,7 @@ class Inlets:
             if start > 0 and not known:
                 return (
                     f"begins at offset {start} of partition {number}: what was before is gone; "
-                    f"begin at a snapshot, without a token, or say from when on {what}"
+                    f"begin at a snapshot, without a token, or state from when on {what}"
                 )
         return None
 

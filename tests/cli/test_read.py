@@ -155,7 +155,7 @@ def test_an_output_that_has_lost_its_beginning_is_read_from_a_snapshot(
         )
         lost = lmerge("read", merge.output, *at)
         read = lmerge("read", merge.output, "--from", "snapshot", *at)
-    assert "begin at a snapshot, without a token, or say from when on" in lost.err
+    assert "begin at a snapshot, without a token, or state from when on" in lost.err
     assert (lost.code, read.code) == (2, 0)
     assert elements(read.out) == [Insert(b'"b"', 2, 9), Stable(7)]
     assert json.loads(read.err)["correct_from"] == 7

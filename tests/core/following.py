@@ -61,7 +61,7 @@ class Run:
 
 
 def followed(merge: LMerge, step: Step, pick: Pick) -> None:
-    """Tells an operator of a step: the output as a whole or in pieces, decisions in order, and
+    """Replays a step in an operator: the output as a whole or in pieces, decisions in order, and
     what the inputs attached at the end have published, partitions in any order."""
     left = list(step.emitted)
     while left:

@@ -113,7 +113,7 @@ def test_the_refusal_explains_how_to_allow_changes(folder: Path) -> None:
         async with httpx.AsyncClient() as client:
             return (await client.post(f"{address}/control")).json()
 
-    assert "http.control_token; say there where one is" in played(http_of(folder), play)["detail"]
+    assert "http.control_token; name there where one is" in played(http_of(folder), play)["detail"]
 
 
 def test_a_control_token_controls_and_loopback_still_reads(folder: Path) -> None:

@@ -185,7 +185,7 @@ def settings_of_the_page() -> dict[str, tuple[str, int]]:
 @pytest.mark.parametrize(
     ("what", "days", "begins"),
     [("a day", 1, 9), ("a week, and until billing has read it", 7, 2), ("ever", 7, 0),
-     ("a week, by Kafka itself (segments in tiered storage, say)", 7, 0)],
+     ("a week, by Kafka itself (segments in tiered storage, for example)", 7, 0)],
 )  # fmt: skip
 def test_the_settings_that_the_page_gives_keep_what_they_are_for(
     what: str, days: int, begins: int

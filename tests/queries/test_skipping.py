@@ -53,8 +53,7 @@ def since(tdb: TDB, point: int) -> TDB:
 
 
 def check_skipping(rng: Random, query: Query, plan: Any) -> tuple[int, Network]:
-    """Feeds a network, and tells it now and then what does not matter; returns how many inserts
-    were left out."""
+    """Feeds a network, and skips at random times; returns how many inserts were left out."""
     network, output = plan.begin(), TDB()
     inputs = {name: TDB() for name in logical.sources(query.plan)}
     skip = START

@@ -100,7 +100,7 @@ def lacking(plan: PhysicalPlan, batches: Batches) -> list[str]:
 
 
 def lacking_keys(plan: PhysicalPlan, tdb: TDB) -> Iterator[str]:
-    """Which keys do not tell the events apart."""
+    """Which keys do not distinguish the events."""
     names = logical.schema_of(plan.plan).names
     for name, columns in keys(plan.plan)._asdict().items():
         places = [names.index(column) for column in columns or ()]

@@ -34,7 +34,9 @@ def test_what_ends_before_the_point_is_left_out_and_the_rest_is_whole(
     given = calls(random.Random(9), 500)
     send_facts(bootstrap, facts, given)
     point = given[300]["time"]
-    tell(bootstrap, merged, FeedbackRecord("r", task=0, tasks=1, point=point, stable=point))
+    publish_feedback(
+        bootstrap, merged, FeedbackRecord("r", task=0, tasks=1, point=point, stable=point)
+    )
     options = ("--plan", str(plan), "--feedback", merged, "--name", "r")
     with Running(bootstrap, "windows", to, *options, calls=facts) as replica:
         assert replica.wait() == 0, replica.error
@@ -59,7 +61,7 @@ def test_feedback_that_nobody_publishes_is_refused(bootstrap: str, topic_name: T
     assert f"there is no topic {merged}.feedback: a merge makes it" in replica.error
 
 
-def tell(bootstrap: str, merged: str, record: FeedbackRecord) -> None:
+def publish_feedback(bootstrap: str, merged: str, record: FeedbackRecord) -> None:
     async def write() -> None:
         connection, topic = Connection(bootstrap), feedback_topic(merged)
         async with Topics(connection) as topics:

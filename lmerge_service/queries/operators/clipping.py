@@ -245,7 +245,7 @@ class _Group:
         return gone
 
     def check(self, point: int) -> None:
-        """Asserts what its fields say."""
+        """Asserts the invariants of its fields."""
         self.left.check()
         assert self.order == sorted(self.starts), "order has other starts"
         assert all(times > 0 for times in self.starts.values()), "a start is there no more"

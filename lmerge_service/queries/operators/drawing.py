@@ -7,7 +7,7 @@ Theory
     before it, the last ends where that one ended which covers the boundary behind it, since neither
     side has changed. So a run is never walked, however long.
 
-    If a snapshot may show several payloads, each has its own rows: those of the whole say where
+    If a snapshot may show several payloads, each has its own rows: those of the whole show where
     what is shown differs, and payloads are taken out of their tracks and put into others there.
 
 Invariants

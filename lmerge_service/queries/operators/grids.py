@@ -167,7 +167,7 @@ class GridWindows(WindowOperator):
         self._passed: list[int] = []
         """The windows whose end the stable point passes in this batch."""
         self._skipped: list[tuple[int, int]] = []
-        """(first, end) of ranges of windows that had not begun when they were said not to matter:
+        """(first, end) of ranges of windows that had not begun when a skip covered them:
         nothing is folded into them, and nothing emitted of them."""
 
     def __len__(self) -> int:

@@ -257,7 +257,7 @@ class _Side:
                     self.hold(key(payload), payload, vs, ve, times)
 
     def check(self, bound: int) -> None:
-        """Asserts what the fields say, and that nothing ends before `bound`."""
+        """Asserts the invariants of its fields, and that nothing ends before `bound`."""
         self.expiry.check()
         counts = [n for es in self.events.values() for _, _, each in es for n in each.values()]
         assert self.count == sum(counts), "the count is wrong"

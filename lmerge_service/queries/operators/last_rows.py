@@ -249,7 +249,7 @@ class _Partition:
         return gone
 
     def check(self) -> None:
-        """Asserts what its fields say."""
+        """Asserts the invariants of its fields."""
         assert not self.changes, "a change is not settled"
         assert self.starts == sorted(self.rows), "starts has others than rows"
         assert all(self.rows.values()), "a start has no payload"

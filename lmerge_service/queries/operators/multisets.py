@@ -338,7 +338,7 @@ class _Line:
         self.layers.by_start = sorted((start, end) for end, start in by_end)
 
     def check(self, point: int) -> None:
-        """Asserts what its fields say."""
+        """Asserts the invariants of its fields."""
         assert len(self), "a line has no events"
         assert not self.steps, "a change is not settled"
         self.layers.check()

@@ -1,4 +1,4 @@
-"""Keys: which columns tell the events of a node apart, from one another or at one instant.
+"""Keys: which columns distinguish the events of a node, from one another or at one instant.
 
 Theory
     `once`     no two events of the whole stream have the same values in these columns
@@ -25,7 +25,7 @@ Theory
     origin from one start
 
 Invariants
-    K1  No plan claims columns that ever fail to tell its events apart.
+    K1  No plan claims columns that ever fail to distinguish its events.
 """
 
 from collections.abc import Mapping
@@ -191,7 +191,7 @@ def _first(one: Columns | None, other: Columns | None) -> Columns | None:
 
 
 def _of_results(by: tuple[str, ...], results: logical.Results) -> Columns | None:
-    """What tells the rows of windows apart that begin together."""
+    """The columns that distinguish the rows of windows that begin together."""
     match results:
         case Top(columns=columns, by=score, rank=rank):
             if rank is not None:

@@ -129,7 +129,7 @@ def _loss(topic: str, seen: KafkaView, needed: Mapping[int, tuple[int, int]]) ->
         if begins > position:
             return (
                 f"partition {number} begins at offset {begins}, and {position} is the next to "
-                "merge: what is between is gone; say from when the replica is correct "
+                "merge: what is between is gone; state from when the replica is correct "
                 "(joining_at, in the topology or with `lmerge attach`), or give it a new topic"
             )
         if ends < known:

@@ -68,7 +68,7 @@ def check_native(plan: logical.Node) -> logical.Windows:
     """The windows that a plan is, if Spark can compute it.
 
     Raises:
-        ConfigurationError: it can't; the message says what does not fit.
+        ConfigurationError: it can't; the message names what does not fit.
     """
 
     def refuse(what: str) -> ConfigurationError:

@@ -94,8 +94,8 @@ def held(path: str, rule: Rule) -> TDB:
         )
     if table.incarnation > 0:
         raise ConfigurationError(
-            f"{path} is of a replica that has started over, and a table does not say from when on "
-            "it is correct: take a table of the merged stream"
+            f"{path} is of a replica that has started over, and a table does not state from when "
+            "on it is correct: take a table of the merged stream"
         )
     live = (batch.filter(pc.field("ve") >= table.stable) for batch in batches)
     rows = (row for batch in live for row in zip(*_columns(batch), strict=True))

@@ -3,7 +3,7 @@
 Theory
     A step takes the records from where the table stands up to some offset, and the live versions;
     makes versions of both; and writes them with its progress, in one commit (`delta`). The table
-    is its own checkpoint: there is no other that could say something else. Killed at any moment,
+    is its own checkpoint: there is no other one that could differ from it. Killed at any moment,
     the step before is what counts, and the next run makes the same step again.
 
     Steps are cut so that each has `step` records at the most, taken of all partitions in

@@ -13,7 +13,7 @@ Theory
 
     A version is *final* once it lies below its partition's stable, closed once it has ceased:
     nothing will change either, and they are history. All others are live, and are brought
-    together with what the next records say.
+    up to date by the next records.
 
 Invariants
     V1  At each offset the versions that are known there are the TDB of the prefix up to it.

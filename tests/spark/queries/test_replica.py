@@ -177,7 +177,7 @@ def running(*arguments: str) -> Iterator[Process]:
 def test_replicas_that_are_killed_go_on_and_no_record_counts_twice(
     name: str, bootstrap: str, topic_name: Names, tmp_path: Path
 ) -> None:
-    """`departed` is a bag, whose repeats no merge could tell from events."""
+    """`departed` is a bag, whose repeats no merge could distinguish from events."""
     query: Query = {"departed": departed, "hourly": hourly}.get(
         name, QUERIES["windows over windows"]
     )
