@@ -23,6 +23,8 @@ Theory
     has one wait for all fetches: a short one is a hundred requests a second for nothing, a long one
     delays partitions whose records were just taken, which are not in the fetch that is under way.
 
+    It closes what it connected to first, also when it is cancelled before it has an answer.
+
     It reads an answer without a pause. aiokafka has a connection stop at 128 KiB until somebody
     takes them, and whoever waits for a fetch of a megabyte has it go on, eight times.
 
@@ -47,7 +49,7 @@ from aiokafka.client import AIOKafkaClient, ConnectionGroup
 from aiokafka.cluster import ClusterMetadata
 from aiokafka.conn import AIOKafkaConnection, collect_hosts, create_conn
 from aiokafka.consumer.fetcher import Fetcher
-from aiokafka.errors import KafkaError, NodeNotReadyError, for_code
+from aiokafka.errors import KafkaConnectionError, KafkaError, NodeNotReadyError, for_code
 from aiokafka.protocol.coordination import FindCoordinatorRequest
 from aiokafka.protocol.metadata import MetadataRequest
 
@@ -83,9 +85,6 @@ _QUIET_WAIT_MS: Final = 250
 """Other requests to the broker wait behind a fetch that it holds."""
 _PARTITION_WAIT_MS, _MOST_WAIT_MS = 3, 750
 """A fetch names each of its partitions, and costs by their number."""
-
-_CANCELLED_SECONDS: Final = 1.0
-"""For so long whoever cancels a client that starts waits for its first answer."""
 
 _BOOTSTRAP: Final = "bootstrap"
 """aiokafka's name for a broker that it knows by its address only."""
@@ -124,14 +123,33 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         """
         if len(self.hosts) > 1:
             self._first = await self._first_answer()
-        # Cancelled between connecting and asking, aiokafka forgets a connection without closing it.
-        connecting = asyncio.ensure_future(super().bootstrap())
+        for host, port, _ in self.hosts:
+            with suppress(OSError, KafkaError, TimeoutError):  # the next one may answer
+                await self._ask_first(host, port)
+                break
+        else:
+            raise KafkaConnectionError(f"none of {self._bootstrap_servers} answers")
+        if self._sync_task is None:
+            self._sync_task = asyncio.create_task(self._md_synchronizer())
+
+    async def _ask_first(self, host: str, port: int) -> None:
+        """Asks a broker that is known by its address only; aiokafka leaves the connection open when
+        it is cancelled meanwhile."""
+        asked = await self._connected(
+            host,
+            port,
+            on_close=self._on_connection_closed,
+            max_idle_ms=self._connections_max_idle_ms,
+        )
         try:
-            await asyncio.shield(connecting)
-        except asyncio.CancelledError:
-            await asyncio.wait([connecting], timeout=_CANCELLED_SECONDS)
-            connecting.cancel()
+            self.cluster.update_metadata(await asked.send(MetadataRequest([])))
+        except BaseException:
+            asked.close()
             raise
+        if self.cluster.brokers():
+            asked.close()
+        else:  # kept until the cluster has a topic, and so names its brokers
+            self._conns[_BOOTSTRAP, ConnectionGroup.DEFAULT] = asked
 
     async def _first_answer(self) -> tuple[str, int] | None:
         tasks = [
@@ -150,7 +168,12 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
 
     async def _try(self, host: str, port: int, wait: float) -> tuple[str, int]:
         await asyncio.sleep(wait)
-        tried = await create_conn(
+        tried = await self._connected(host, port)
+        await tried.close()
+        return host, port
+
+    async def _connected(self, host: str, port: int, **more: Any) -> AIOKafkaConnection:
+        return await create_conn(
             host,
             port,
             client_id=self._client_id,
@@ -160,9 +183,8 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
             sasl_mechanism=self._sasl_mechanism,
             sasl_plain_username=self._sasl_plain_username,
             sasl_plain_password=self._sasl_plain_password,
+            **more,
         )
-        await tried.close()
-        return host, port
 
     # --- what any broker can answer -----------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Closes a producer, whatever its broker does.
+"""Closes a producer or a consumer, whatever its broker does.
 
 Theory
     A producer that stops first delivers what it holds, and asks again for as long as there is no
@@ -7,24 +7,42 @@ Theory
     cancelled, then its connections closed. The client keeps no list of its tasks; they are known
     by whose methods they run. Pinned and tested with aiokafka.
 
+    A consumer closes its connections last, and not at all if what it awaits before that is
+    cancelled: its own tasks while the broker is away, or all of it when it takes too long. So they
+    are closed in any case.
+
 What happens on a crash
-    What the producer held is Kafka's to clean up.
+    What a producer held is Kafka's to clean up.
 """
 
 import asyncio
 from typing import Any
 
-from aiokafka import AIOKafkaProducer
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
 from lmerge_service.kafka.connection import CLOSE_SECONDS, close_bounded
 
-__all__ = ("abandon", "stop")
+__all__ = ("abandon", "stop", "stop_consumer")
 
 
 async def stop(producer: AIOKafkaProducer) -> None:
     """Delivers what it holds and closes it; past `CLOSE_SECONDS` it is abandoned."""
-    await close_bounded(producer.stop())
-    await abandon(producer)
+    try:
+        await close_bounded(producer.stop())
+    finally:
+        await abandon(producer)
+
+
+async def stop_consumer(consumer: AIOKafkaConsumer) -> None:
+    """Closes it and its connections; past `CLOSE_SECONDS` nothing of it is waited for."""
+    await close_bounded(_stopped(consumer))
+
+
+async def _stopped(consumer: AIOKafkaConsumer) -> None:
+    try:
+        await consumer.stop()
+    finally:
+        await consumer._client.close()
 
 
 async def abandon(producer: AIOKafkaProducer) -> None:

@@ -29,11 +29,11 @@ from aiokafka.errors import (
 
 from lmerge_service.errors import RefusedError, StateError, TransportError
 from lmerge_service.kafka import clients
+from lmerge_service.kafka.closing import stop_consumer
 from lmerge_service.kafka.connection import (
     CONNECT_SECONDS,
     Connection,
     bounded,
-    close_bounded,
     lacking,
     patient,
 )
@@ -107,7 +107,7 @@ class Source:
         await self._close()
 
     async def _close(self) -> None:
-        await close_bounded(self._consumer.stop())
+        await stop_consumer(self._consumer)
 
     # --- where things are ----------------------------------------------------------------------
 

@@ -27,7 +27,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaError
 
 from lmerge_service.errors import (
@@ -36,6 +35,7 @@ from lmerge_service.errors import (
     StateError,
     TransportError,
 )
+from lmerge_service.kafka.clients import Client
 from lmerge_service.local import jvm
 from lmerge_service.local.jars import (
     EXTRA_MISSING,
@@ -467,7 +467,7 @@ async def members_seen(port: int) -> set[int]:
     except OSError:
         return set()  # asked first, since the client would log what is normal here
     writer.close()
-    client = AIOKafkaClient(bootstrap_servers=f"{_HOST}:{port}")
+    client = Client(bootstrap_servers=f"{_HOST}:{port}")
     try:
         await client.bootstrap()
         return {broker.nodeId for broker in client.cluster.brokers()}

@@ -313,6 +313,59 @@ def test_a_client_that_is_cancelled_while_it_starts_leaves_no_connection_open(
     gc.collect()
 
 
+def test_a_client_that_is_cancelled_before_its_first_answer_closes_its_connection(
+    bootstrap: str,
+) -> None:
+    """A broker that stands still after it has let a client in; a second is too short for it."""
+    ended = asyncio.Event()
+
+    async def one_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, _, port = bootstrap.rpartition(":")
+        answers, questions = await asyncio.open_connection(host, int(port))
+        questions.write(await reader.read(1 << 16))
+        writer.write(await answers.read(1 << 16))
+        while await reader.read(1 << 16):
+            pass
+        ended.set()
+        for each in (questions, writer):
+            each.close()
+            await each.wait_closed()
+
+    async def play() -> None:
+        async with await asyncio.start_server(one_answer, "127.0.0.1", 0) as server:
+            host, port = server.sockets[0].getsockname()
+            starting = asyncio.create_task(
+                clients.Client(bootstrap_servers=f"{host}:{port}").bootstrap()
+            )
+            await asyncio.sleep(0.5)
+            starting.cancel()
+            with suppress(asyncio.CancelledError):
+                await starting
+            async with asyncio.timeout(5):
+                await ended.wait()
+
+    run(play())
+
+
+def test_a_source_whose_own_task_is_cancelled_while_it_closes_closes_its_connections(
+    bootstrap: str,
+) -> None:
+    """As while the broker is away: the cancellation comes out of aiokafka's `stop`."""
+
+    async def play() -> None:
+        async with Source(Connection(bootstrap)) as source:
+            await source.ends([])
+            client = source._consumer._client
+            assert await client.ready(client.nodes()[0])
+            connections = list(client._conns.values())
+            never_begun = asyncio.create_task(asyncio.sleep(60))
+            source._consumer._fetcher._pending_tasks.add(never_begun)
+        assert connections
+        assert not any(each.connected() for each in connections)
+
+    run(play())
+
+
 def test_n18_where_no_address_answers_that_is_reported() -> None:
     async def asked() -> Topics:
         addresses = f"127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
