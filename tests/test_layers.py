@@ -26,6 +26,7 @@ ONLY_IN = {
     "pyspark": {"spark"},
     "pyarrow": {"spark"},
     "deltalake": {"spark"},
+    "sqlglot": {"queries"},
     "typer": {"cli", "drills"},
 }
 PURE = {"core", "model", "queries", "workloads"}

@@ -6,6 +6,7 @@ from typing import Final
 import typer
 
 from lmerge_service.cli.options import App, Json, argument, flag, option
+from lmerge_service.cli.query_target import QueryTarget
 from lmerge_service.cli.streams import check_files
 from lmerge_service.cli.words import report
 from lmerge_service.errors import ConfigurationError
@@ -20,7 +21,6 @@ app = App(
 _PLANS: Final = 4
 _COMPARED: Final = 100
 """With the meaning, so many times for each plan, unless it is given how often."""
-_Target = argument("FILE:NAME", "A query in a Python file, or as package.module:NAME.")
 _Plans = option("N", "So many physical plans.", "--plans", default=_PLANS, min=1, max=16)
 
 
@@ -42,7 +42,7 @@ def list_queries(
 
 @app.command()
 def explain(
-    target: str = _Target,
+    target: QueryTarget,
     plans: int = _Plans,
     json: Json = False,
     mermaid: bool = flag("A Mermaid flowchart of the query instead.", "--mermaid"),
@@ -52,13 +52,14 @@ def explain(
     A plan has the same number in every process. LMerge's case is that of the plans shown.
 
     Example: `lmerge query explain queries.py:delays`
+
+    Example: `lmerge query explain queries.py --sql 'SELECT origin FROM flights WHERE delay > 15'`
     """
     from lmerge_service.cli.query_shown import explained_document, explained_lines
     from lmerge_service.queries import explaining
-    from lmerge_service.queries.loading import load
     from lmerge_service.queries.plan_numbering import numbered_plans
 
-    query = load(target)
+    query = target.query()
     if mermaid:
         for line in explaining.mermaid(query.plan):
             typer.echo(line)
@@ -69,7 +70,7 @@ def explain(
 
 @app.command("check")
 def check_plans(
-    target: str = _Target,
+    target: QueryTarget,
     inputs: list[str] = argument(
         "FACTS",
         "Recorded facts or elements, a line each; - is stdin; NAME=FILE of several sources.",
@@ -97,11 +98,10 @@ def check_plans(
     from lmerge_service.cli.query_shown import checked_document, checked_lines
     from lmerge_service.offline.recorded_facts import Recorded
     from lmerge_service.queries.checking import check
-    from lmerge_service.queries.loading import load
     from lmerge_service.queries.logical import sources
     from lmerge_service.queries.plan_numbering import numbered_plans
 
-    query = load(target)
+    query = target.query()
     recorded = Recorded(query.plan, _files(list(sources(query.plan)), inputs))
     steps = list(recorded.steps())
     chosen = every or max(1, len(steps) // _COMPARED)

@@ -6,11 +6,11 @@ from lmerge_service.cli.options import (
     HttpPort,
     KafkaOptions,
     Partitions,
-    argument,
     check_topic,
     flag,
     option,
 )
+from lmerge_service.cli.query_target import QueryTarget
 from lmerge_service.cli.run import log_to_stderr
 from lmerge_service.errors import ConfigurationError
 
@@ -30,7 +30,7 @@ Plan: TypeAlias = Annotated[
 
 
 def run(
-    target: str = argument("FILE:NAME", "A query in a Python file, or in a module."),
+    target: QueryTarget,
     to: str = option("TOPIC", "Where to publish; made if missing."),
     plan: Plan = 1,
     topic: list[str] = option(
@@ -97,10 +97,11 @@ def run(
     command goes on where the last commit ended, and nothing is published twice.
 
     Example: `lmerge query run flights.py:delays --plan 2 --to delays.b`
+
+    Example: `lmerge query run flights.py --sql 'SELECT carrier FROM departed' --to carriers.a`
     """
     import asyncio
 
-    from lmerge_service.queries.loading import load
     from lmerge_service.queries.properties import partition_columns
     from lmerge_service.replicas.request import ReplicaRequest
     from lmerge_service.replicas.serving import run_replica
@@ -109,11 +110,11 @@ def run(
         raise ConfigurationError("--since and --rejoin are two ways to start over: give one")
     if resume and (rejoin or since is not None):
         raise ConfigurationError("--resume continues, --since and --rejoin start over: give one")
-    query = load(target)
+    query = target.query()
     request = ReplicaRequest(
-        name=target,
+        name=target.target,
         query=query.plan,
-        plan=plan_of(query, target, plan),
+        plan=plan_of(query, target.target, plan),
         columns=partition_columns(query.plan),
         number=str(plan),
         connection=kafka.connection(),

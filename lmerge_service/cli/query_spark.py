@@ -8,12 +8,12 @@ from lmerge_service.cli.options import (
     Json,
     KafkaOptions,
     Partitions,
-    argument,
     check_topic,
     flag,
     option,
 )
 from lmerge_service.cli.query_run import Plan, plan_of, topics_of
+from lmerge_service.cli.query_target import QueryTarget
 from lmerge_service.cli.replicas import conclude, stop_on_sigterm
 from lmerge_service.cli.words import finite, point, report
 from lmerge_service.elements import START
@@ -26,7 +26,7 @@ __all__ = ("spark",)
 
 
 def spark(
-    target: str = argument("FILE:NAME", "A query in a Python file, or in a module."),
+    target: QueryTarget,
     to: str = option("TOPIC", "Where to publish; made if missing."),
     plan: Plan = 1,
     native: bool = flag(
@@ -75,19 +75,18 @@ def spark(
     Example: `lmerge query spark flights.py:delays --plan 2 --to delays.c`
     """
     from lmerge_service.local.broker import default_directory
-    from lmerge_service.queries.loading import load
     from lmerge_service.queries.properties import partition_columns
     from lmerge_service.spark.queries.identity import PlanReplica
     from lmerge_service.spark.queries.running import follow_plan, start_plan
 
-    query = load(target)
+    query = target.query()
     topics = topics_of(query, topic)
     for each in (to, *topics.values()):
         check_topic(each)
     replica = PlanReplica(
-        name=target,
+        name=target.target,
         query=query.plan,
-        plan=plan_of(query, target, plan),
+        plan=plan_of(query, target.target, plan),
         columns_of=partition_columns,
         kafka=kafka.place(),
         to=to,
@@ -101,10 +100,10 @@ def spark(
     )
     session = {"master": master, "driver_memory": driver_memory}
     with spark_for(f"query {to}", **session) as started, stop_on_sigterm() as stopped:
-        if (file := Path(target.rpartition(":")[0])).suffix == ".py":
+        if (file := Path(target.place)).suffix == ".py":
             started.sparkContext.addPyFile(str(file))  # workers call the functions that it defines
         identity, running = start_plan(started, replica)
-        _introduce(target, plan, identity, as_json=as_json)
+        _introduce(target.target, plan, identity, as_json=as_json)
         ended = follow_plan(running, lambda each: _report(each, as_json=as_json), stopped)
         conclude(to, ended, as_json=as_json)
 

@@ -1,0 +1,1 @@
+"""Queries as SQL text: what the fluent API builds, written as a statement."""

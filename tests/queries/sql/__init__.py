@@ -1,0 +1,1 @@
+"""Statements in SQL: against the fluent API, against SQLite, and what is refused."""
