@@ -102,6 +102,8 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
     """The address that answered first."""
     _incomplete: float | None = None
     """When metadata last lacked a topic or a leader."""
+    _sync_task: asyncio.Task[None] | None
+    """aiokafka's, which updates metadata."""
 
     def __init__(self, **arguments: Any):
         super().__init__(**arguments)

@@ -316,7 +316,7 @@ class Replicas:
             return None
         if replica.joining_at is None:
             return (
-                f"begins at offset {cut}: what was before is gone; say from when the replica is "
+                f"begins at offset {cut}: what was before is gone; state from when the replica is "
                 "correct (joining_at, in the topology or with `lmerge release`), or give it a new "
                 "topic"
             )
@@ -329,7 +329,7 @@ class Replicas:
                 return (
                     f"begins at offset {begin} of partition {number}, and began at {known} when it "
                     f"was stated to be correct from {replica.joining_at} on: what was between is "
-                    "gone; say from which later time on it is correct (`lmerge release "
+                    "gone; state from which later time on it is correct (`lmerge release "
                     "--joining-at`), or give it a new topic"
                 )
         return None

@@ -252,7 +252,7 @@ def test_a_joining_time_says_nothing_of_what_a_topic_has_left_when_more_of_it_is
     with merge.worker() as worker:
         why = (
             f"topic {merge.topics['a']} begins at offset 1 of partition 0, and began at 0 when it "
-            "was stated to be correct from 5 on: what was between is gone; say from which later "
+            "was stated to be correct from 5 on: what was between is gone; state from which later "
             "time on it is correct (`lmerge release --joining-at`), or give it a new topic"
         )
         worker.wait(lambda s: s["replicas"][0]["why"] == why, "a to be excluded")

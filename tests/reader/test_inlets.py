@@ -163,7 +163,7 @@ def test_a_joining_time_was_stated_of_what_the_topic_had_then() -> None:
     again.look(begins=9, a=("1", 1))  # offsets 5 to 8 were deleted before they were read
     why = str(again.status("a").why)
     assert "begins at offset 9 of partition 0" in why
-    assert "say from when on what is left is correct (joining_at, beyond 50)" in why
+    assert "state from when on what is left is correct (joining_at, beyond 50)" in why
     later = Reading(joining_at={"a": 70}, token=token)
     later.look(begins=9, a=("1", 1))
     assert later.status("a").state == "joining"
