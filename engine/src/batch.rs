@@ -11,6 +11,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyList, PySlice, PyTuple, PyType};
 
+use crate::decoded::{self, Columns as Packed};
 use crate::element::{Kind, Rec, INFINITY};
 use crate::hashing::{murmur2, payload_hash};
 use crate::{table, wire};
@@ -239,6 +240,49 @@ impl Batch {
 
     fn __repr__(&self) -> String {
         format!("Batch of {} elements", self.elements.len())
+    }
+
+    /// The records of the elements, each as a line.
+    fn lines<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        let elements = &self.elements;
+        let mut out = Vec::with_capacity(elements.arena.len() + 72 * elements.len());
+        for rec in &elements.recs {
+            wire::encode(rec, elements.payload(rec), &mut out);
+            out.push(b'\n');
+        }
+        PyBytes::new(py, &out)
+    }
+
+    /// The record of each element.
+    fn values<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let values = PyList::empty(py);
+        let mut value = Vec::with_capacity(256);
+        for rec in &self.elements.recs {
+            value.clear();
+            wire::encode(rec, self.elements.payload(rec), &mut value);
+            values.append(PyBytes::new(py, &value))?;
+        }
+        Ok(values)
+    }
+
+    /// The payload of each element, `None` for a stable.
+    fn payloads_or_none<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let of = |rec: &Rec| {
+            (rec.kind != Kind::Stable).then(|| PyBytes::new(py, self.elements.payload(rec)))
+        };
+        PyList::new(py, self.elements.recs.iter().map(of))
+    }
+
+    /// See `decoded::packed`.
+    #[pyo3(signature = (offsets, routes = None, buckets = 1))]
+    fn packed<'py>(
+        &self,
+        py: Python<'py>,
+        offsets: Vec<i64>,
+        routes: Option<Vec<u32>>,
+        buckets: usize,
+    ) -> PyResult<Vec<Option<Packed<'py>>>> {
+        decoded::packed(py, self, &offsets, routes, buckets)
     }
 
     /// What the elements change in a table where (payload, vs) is a key: row keys, and their values,

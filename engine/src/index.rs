@@ -9,6 +9,7 @@ use pyo3::types::{PyBytes, PyList};
 use crate::batch::Batch;
 use crate::element::NONE;
 use crate::r3::{Breach, BreachKind, Counts, Index, Input};
+use crate::turns::{Stop, Turns};
 
 /// (slot, kind, place in the batch, the output's event, the ends that inputs give it by slot).
 type Breached<'py> = (
@@ -126,6 +127,26 @@ impl NativeIndex {
             first,
         } = counts;
         (at, (inserts, adjusts, late, first), breached(py, found))
+    }
+
+    /// Takes the elements of several inputs in their turns; see `turns`. Returns why it has stopped,
+    /// at which input, the stable's time if that is why, and breaches.
+    fn take_turns<'py>(
+        &mut self,
+        py: Python<'py>,
+        turns: &mut Turns,
+        max_stable: i64,
+        out: &mut Batch,
+    ) -> (&'static str, usize, i64, Vec<Breached<'py>>) {
+        let mut found = vec![];
+        let (why, number) = turns.take(&mut self.index, max_stable, &mut out.elements, &mut found);
+        match why {
+            Stop::Stable(vc) => ("stable", number, vc, vec![]),
+            Stop::Breached => ("breached", number, 0, breached(py, found)),
+            Stop::Empty => ("empty", number, 0, vec![]),
+            Stop::Undrawn => ("undrawn", number, 0, vec![]),
+            Stop::Ended => ("ended", number, 0, vec![]),
+        }
     }
 
     /// See `r3::Index::freeze`. `inputs` are (slot, joined, stable, joining_at, gap_until). Returns

@@ -480,37 +480,52 @@ impl Index {
         counts: &mut Counts,
         breaches: &mut Vec<Breach>,
     ) -> usize {
-        while at < given.len() {
-            let rec = given.rec(at);
-            let payload = given.payload(&rec);
-            match rec.kind {
-                Kind::Stable => break,
-                Kind::Insert => {
-                    counts.inserts += 1;
-                    if rec.vs < own_stable {
-                        breaches.push(bare(slot, BreachKind::BrokeOwnStable, at));
-                    } else if rec.ve <= rec.vs {
-                        breaches.push(bare(slot, BreachKind::Malformed, at));
-                    } else {
-                        self.insert(slot, at, &rec, payload, max_stable, out, counts, breaches);
-                    }
-                }
-                Kind::Adjust => {
-                    counts.adjusts += 1;
-                    if rec.vold.min(rec.ve) < own_stable {
-                        breaches.push(bare(slot, BreachKind::BrokeOwnStable, at));
-                    } else if rec.vold <= rec.vs || rec.ve < rec.vs {
-                        breaches.push(bare(slot, BreachKind::Malformed, at));
-                    } else {
-                        let kind = self.adjust(slot, &rec, payload, own_stable, max_stable, counts);
-                        self.note(slot, at, kind, breaches);
-                        self.revise(slot, &rec, payload, kind);
-                    }
-                }
-            }
+        while at < given.len() && given.rec(at).kind != Kind::Stable {
+            self.take_one(
+                slot, given, at, own_stable, max_stable, out, counts, breaches,
+            );
             at += 1;
         }
         at
+    }
+
+    /// Takes the element at a place, which is no stable.
+    #[allow(clippy::too_many_arguments)]
+    #[inline]
+    pub fn take_one(
+        &mut self,
+        slot: usize,
+        given: &Elements,
+        at: usize,
+        own_stable: i64,
+        max_stable: i64,
+        out: &mut Elements,
+        counts: &mut Counts,
+        breaches: &mut Vec<Breach>,
+    ) {
+        let rec = given.rec(at);
+        let payload = given.payload(&rec);
+        if rec.kind == Kind::Insert {
+            counts.inserts += 1;
+            if rec.vs < own_stable {
+                breaches.push(bare(slot, BreachKind::BrokeOwnStable, at));
+            } else if rec.ve <= rec.vs {
+                breaches.push(bare(slot, BreachKind::Malformed, at));
+            } else {
+                self.insert(slot, at, &rec, payload, max_stable, out, counts, breaches);
+            }
+            return;
+        }
+        counts.adjusts += 1;
+        if rec.vold.min(rec.ve) < own_stable {
+            breaches.push(bare(slot, BreachKind::BrokeOwnStable, at));
+        } else if rec.vold <= rec.vs || rec.ve < rec.vs {
+            breaches.push(bare(slot, BreachKind::Malformed, at));
+        } else {
+            let kind = self.adjust(slot, &rec, payload, own_stable, max_stable, counts);
+            self.note(slot, at, kind, breaches);
+            self.revise(slot, &rec, payload, kind);
+        }
     }
 
     #[allow(clippy::too_many_arguments)]

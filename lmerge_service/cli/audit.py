@@ -16,10 +16,13 @@ from lmerge_service.cli.options import (
     option,
     topic_of,
 )
-from lmerge_service.cli.streams import check_files, is_parquet, label, reading
+from lmerge_service.cli.streams import check_files, is_parquet, label, reading, reading_batches
 from lmerge_service.cli.words import report
+from lmerge_service.config.engines import engine_setting
+from lmerge_service.core.engine import chosen_to_decode
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.bulk import Rule
+from lmerge_service.formats.ndjson import numbered
 from lmerge_service.offline.audit import Audited, audit_elements, audit_topic, compare
 
 __all__ = ("audit",)
@@ -138,5 +141,8 @@ def _audited(source: str, kafka: KafkaOptions, rule: Rule) -> Audited:
         import asyncio
 
         return asyncio.run(audit_topic(kafka.connection(), topic, rule.decoder()))
+    if chosen_to_decode(engine_setting("auto")).is_native:
+        with reading_batches([source], rule.decoder(native=True)) as (batches,):
+            return audit_elements(label(source), numbered(batches))
     with reading([source], rule=rule) as (stream,):
         return audit_elements(label(source), stream)

@@ -2,14 +2,14 @@
 
 import time
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import msgspec
 import typer
 
 from lmerge_service.cli.options import EqualityOptions, Json, argument, flag, option
-from lmerge_service.cli.streams import label, reading
+from lmerge_service.cli.streams import label, reading, reading_batches
 from lmerge_service.cli.words import (
     BREACHES,
     fields_of,
@@ -20,12 +20,22 @@ from lmerge_service.cli.words import (
     print_json,
     shortened,
 )
+from lmerge_service.config.engines import engine_setting
 from lmerge_service.core import Case, Policy
+from lmerge_service.core.engine import Engine, EngineChoice, chosen
 from lmerge_service.errors import ConfigurationError
+from lmerge_service.formats.bulk import Rule
 from lmerge_service.formats.ndjson import ElementWriter
 from lmerge_service.formats.wire import encode
 from lmerge_service.merge.tuning import quieten_garbage_collector
-from lmerge_service.offline.merge import LocatedBreach, MergeReport, interleaving, merge_streams
+from lmerge_service.offline.merge import (
+    Interleaving,
+    LocatedBreach,
+    MergeReport,
+    interleaving,
+    merge_batches,
+    merge_streams,
+)
 
 __all__ = ("merge",)
 
@@ -99,26 +109,61 @@ def merge(
     names = [label(path) for path in inputs]
     quieten_garbage_collector()
     started = time.perf_counter()
-    with (
-        reading(inputs, output, rule=equality.rule, abreast=order != "sequential") as streams,
-        ElementWriter(output) as writer,
-    ):
-        report = merge_streams(
-            names,
-            streams,
-            writer.write,
-            case=case,
-            policy=policy,
-            order=ordered,
-            normalise=normalise,
-        )
-    seconds = time.perf_counter() - started
+    engine, unusual = _engine(case, policy, normalise=normalise), 0
+    if engine.is_native:
+        report, unusual = _natively(inputs, output, equality.rule, policy, ordered)
+    else:
+        with (
+            reading(inputs, output, rule=equality.rule, abreast=order != "sequential") as streams,
+            ElementWriter(output) as writer,
+        ):
+            report = merge_streams(
+                names,
+                streams,
+                writer.write,
+                case=case,
+                policy=policy,
+                order=ordered,
+                normalise=normalise,
+            )
+    run = _Run(time.perf_counter() - started, engine, unusual)
     if json:
-        _print_report(report, seconds, to_stderr=output == "-")
+        _print_report(report, run, to_stderr=output == "-")
         return
     _warn(report)
     if stats:
-        _show(report, seconds)
+        _show(report, run)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """How a merge went."""
+
+    seconds: float
+    engine: EngineChoice
+    unusual: int
+    """Lines that the native engine has left to Python."""
+
+
+def _engine(case: Case, policy: Policy, *, normalise: bool) -> EngineChoice:
+    engine = chosen(engine_setting("auto"), case, policy)
+    if engine.is_native and normalise:
+        return EngineChoice(Engine.PYTHON, "the engine does not normalise")
+    return engine
+
+
+def _natively(
+    inputs: list[str], output: str, rule: Rule, policy: Policy, order: Interleaving
+) -> tuple[MergeReport, int]:
+    """What was merged, and of how many lines Python had to make the elements."""
+    decoder = rule.decoder(native=True)
+    with (
+        reading_batches(inputs, decoder, output) as streams,
+        ElementWriter(output) as writer,
+    ):
+        names = [label(path) for path in inputs]
+        report = merge_batches(names, streams, writer.write_batch, policy=policy, order=order)
+    return report, decoder.unusual
 
 
 def _warn(report: MergeReport) -> None:
@@ -140,7 +185,7 @@ def _described(found: LocatedBreach) -> str:
     return f"{text}; kept: {shortened(payload_text(payload))} [{vs}, {point(ve)})"
 
 
-def _show(report: MergeReport, seconds: float) -> None:
+def _show(report: MergeReport, run: _Run) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -158,15 +203,18 @@ def _show(report: MergeReport, seconds: float) -> None:
     console = Console(stderr=True, highlight=False)
     console.print(table)
     state = "complete" if out.complete else f"not ended, stable at {point(out.stable)}"
-    rate = report.elements / seconds
-    read = f"{report.elements:,} elements in {seconds:.2f} s"
+    rate = report.elements / run.seconds
+    read = f"{report.elements:,} elements in {run.seconds:.2f} s"
     console.print(f"the output is {state}; {read}: {rate:,.0f} a second")
+    left = f"; {run.unusual:,} lines were left to Python" if run.unusual else ""
+    console.print(f"engine: {run.engine.engine}, as {run.engine.why}{left}")
 
 
-def _print_report(report: MergeReport, seconds: float, *, to_stderr: bool) -> None:
+def _print_report(report: MergeReport, run: _Run, *, to_stderr: bool) -> None:
     document = {
         **fields_of(report, "case", "elements", "inputs", "breaches"),
-        "seconds": round(seconds, 3),
+        "seconds": round(run.seconds, 3),
+        "engine": {"name": run.engine.engine, "why": run.engine.why, "unusual": run.unusual},
         "output": asdict(report.output) | {"stable": finite(report.output.stable)},
         "first_breaches": [_document(each) for each in report.found],
     }

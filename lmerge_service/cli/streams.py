@@ -6,7 +6,7 @@ Progress goes to standard error, and only where that is a terminal on which noth
 import os
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, TypeAlias, TypeVar
@@ -15,12 +15,14 @@ from lmerge_service.cli.progress import bars, is_shown
 from lmerge_service.elements import Element
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.bulk import Rule
-from lmerge_service.formats.ndjson import read_elements
+from lmerge_service.formats.ndjson import read_batches, read_elements
+from lmerge_service.formats.wire import WireDecoder
 
 if TYPE_CHECKING:
+    from lmerge_engine import Batch
     from rich.progress import Progress
 
-__all__ = ("check_files", "is_parquet", "label", "reading", "watched")
+__all__ = ("check_files", "is_parquet", "label", "reading", "reading_batches", "watched")
 
 Stream: TypeAlias = Iterator[tuple[int, Element]]
 T = TypeVar("T")
@@ -57,11 +59,43 @@ def reading(
     Raises:
         ConfigurationError: a file cannot be read, or is read twice over or also written.
     """
-    check_files(paths, output)
     decoder = rule.decoder()
     shared = abreast and len(paths) > 1
+
+    def read(source: str | IO[bytes]) -> Stream:
+        return read_elements(source, decoder, shared=shared)
+
+    with _reading(paths, output, read, _one) as streams:
+        yield streams
+
+
+@contextmanager
+def reading_batches(
+    paths: Sequence[str], decoder: WireDecoder, output: str | None = None
+) -> Iterator[list[Iterator["Batch"]]]:
+    """The same files by the native engine, which `decoder` has, in its batches.
+
+    Raises:
+        ConfigurationError: as `reading`.
+    """
+
+    def read(source: str | IO[bytes]) -> Iterator["Batch"]:
+        return read_batches(source, decoder)
+
+    with _reading(paths, output, read, len) as streams:
+        yield streams
+
+
+@contextmanager
+def _reading(
+    paths: Sequence[str],
+    output: str | None,
+    read: Callable[[str | IO[bytes]], Iterator[T]],
+    size: Callable[[T], int],
+) -> Iterator[list[Iterator[T]]]:
+    check_files(paths, output)
     if not is_shown(output):
-        yield [read_elements(path, decoder, shared=shared) for path in paths]
+        yield [read(path) for path in paths]
         return
     with _counting() as progress, ExitStack() as opened:
         streams = []
@@ -69,9 +103,12 @@ def reading(
             regular = path != "-" and Path(path).is_file()
             # Only a file that is opened here has a known position.
             file = opened.enter_context(_open(path)) if regular else None
-            elements = read_elements(file or path, decoder, shared=shared)
-            streams.append(_counted(progress, path, elements, file))
+            streams.append(_counted(progress, path, read(file or path), file, size))
         yield streams
+
+
+def _one(_: object) -> int:
+    return 1
 
 
 def watched(path: str, elements: Iterable[T]) -> Iterator[T]:
@@ -80,7 +117,7 @@ def watched(path: str, elements: Iterable[T]) -> Iterator[T]:
         yield from elements
         return
     with _counting() as progress:
-        yield from _counted(progress, path, iter(elements), None)
+        yield from _counted(progress, path, iter(elements), None, _one)
 
 
 def label(path: str) -> str:
@@ -200,16 +237,23 @@ def _counting() -> Iterator["Progress"]:
 
 
 def _counted(
-    progress: "Progress", path: str, items: Iterator[T], file: IO[bytes] | None
+    progress: "Progress",
+    path: str,
+    items: Iterator[T],
+    file: IO[bytes] | None,
+    size: Callable[[T], int],
 ) -> Iterator[T]:
+    """The items, each of which has so many elements (`size`)."""
     name = label(path)
     if len(name) > _NAME_WIDTH:
         name = f"…{name[1 - _NAME_WIDTH :]}"
     total = os.fstat(file.fileno()).st_size if file else None
     task = progress.add_task(name, total=total, elements=0)
-    count = 0
-    for count, item in enumerate(items, 1):
-        if count % _UPDATE_EVERY == 0:
+    count = shown = 0
+    for item in items:
+        count += size(item)
+        if count >= shown + _UPDATE_EVERY:
+            shown = count
             progress.update(task, completed=file.tell() if file else 0, elements=count)
         yield item
     progress.update(task, completed=total or count, total=total or count, elements=count)

@@ -21,11 +21,18 @@ from lmerge_service.core.case import Case
 from lmerge_service.core.policy import Policy
 from lmerge_service.errors import ConfigurationError
 
-__all__ = ("ENGINE_VERSION", "Engine", "EngineChoice", "EngineSetting", "chosen")
+__all__ = (
+    "ENGINE_VERSION",
+    "Engine",
+    "EngineChoice",
+    "EngineSetting",
+    "chosen",
+    "chosen_to_decode",
+)
 
 EngineSetting: TypeAlias = Literal["auto", "python", "native"]
 
-ENGINE_VERSION: Final = "0.2.0"
+ENGINE_VERSION: Final = "0.3.0"
 """Of the package lmerge-engine, the only one that this version of the service works with."""
 _INSTALL: Final = "run `make engine`, or `pip install ./engine`"
 
@@ -49,6 +56,9 @@ class EngineChoice:
         return self.engine is Engine.NATIVE
 
 
+_ASKED_FOR: Final = EngineChoice(Engine.PYTHON, "it was asked for")
+
+
 def chosen(setting: EngineSetting, case: Case, policy: Policy) -> EngineChoice:
     """The engine for a merge of that case under that policy.
 
@@ -57,11 +67,22 @@ def chosen(setting: EngineSetting, case: Case, policy: Policy) -> EngineChoice:
             version.
     """
     if setting == "python":
-        return EngineChoice(Engine.PYTHON, "it was asked for")
+        return _ASKED_FOR
     if case is not Case.R3:
         return EngineChoice(Engine.PYTHON, f"the engine does case R3 alone, and this is {case}")
     if (policy.insert, policy.adjust) != ("first", "lazy") or policy.voters > 1:
         return EngineChoice(Engine.PYTHON, f"the engine does not do {policy}")
+    return chosen_to_decode(setting)
+
+
+def chosen_to_decode(setting: EngineSetting) -> EngineChoice:
+    """The engine where nothing is merged.
+
+    Raises:
+        ConfigurationError: as `chosen`.
+    """
+    if setting == "python":
+        return _ASKED_FOR
     if (lacking := _lacking()) is None:
         return EngineChoice(Engine.NATIVE, f"lmerge-engine {ENGINE_VERSION} is installed")
     if setting == "native":

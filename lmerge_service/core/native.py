@@ -19,9 +19,9 @@ Cost
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
-from lmerge_engine import Batch, NativeIndex, Remembered, payload_hash
+from lmerge_engine import Batch, NativeIndex, Remembered, Turns, payload_hash
 
 from lmerge_service.core.base import LMerge, Versions
 from lmerge_service.core.breaches import Breach, BreachKind
@@ -34,10 +34,24 @@ from lmerge_service.core.snapshots import Head
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.tdb import Event
 
-__all__ = ("NativeLMR3",)
+__all__ = ("NativeLMR3", "TurnsTaken")
 
 _AT_ONCE = 1_000
 """So many nodes are looked at together."""
+
+
+_OUT_AT_ONCE = 4_000
+"""Of so many elements that the output emits, or a few more, a caller is given a batch."""
+
+
+class TurnsTaken(NamedTuple):
+    """Why the taking of turns has stopped."""
+
+    why: Literal["breached", "empty", "undrawn", "ended", "emitted"]
+    """The input has broken a rule; it has no elements left, and needs more or has ended; numbers
+    are needed, to draw whose turn it is; all inputs have ended; the output has emitted enough."""
+    number: int
+    """Which input, in the order in which they were attached."""
 
 
 class NativeLMR3(LMerge):
@@ -85,12 +99,7 @@ class NativeLMR3(LMerge):
         while True:
             own_stable = source.stables[partition]
             at, counts, breaches = index.take(slot, given, at, own_stable, self.max_stable, out)
-            inserts, adjusts, late, first = counts
-            source.inserts += inserts
-            source.adjusts += adjusts
-            source.late += late
-            source.first += first
-            self._stats.inserts += first
+            self._count(source, counts)
             for breach in breaches:
                 assert breach[2] is not None
                 self._breached(given[breach[2]], breach)
@@ -100,6 +109,39 @@ class NativeLMR3(LMerge):
             assert isinstance(stable, Stable)
             self._stable(source, stable, partition, out)
             at += 1
+
+    def turns(self, order: str) -> Turns:
+        """The inputs, attached and joined, to be taken in turn: round-robin, sequential, or random,
+        which has to be given numbers. They have one partition each."""
+        return Turns(order, [self._slots[source] for source in self.inputs.values()])
+
+    def take_turns(self, turns: Turns, out: Batch) -> TurnsTaken:
+        """Takes elements of the inputs in turn, as `process` takes one, until something is up;
+        appends what the output emits."""
+        sources = [*self.inputs.values()]
+        while True:
+            why, number, vc, breaches = self._index.take_turns(turns, self.max_stable, out)
+            if why == "stable":
+                source = sources[number]
+                before = source.breaches.total()
+                self._stable(source, Stable(vc), 0, out)
+                turns.stable(number, source.stables[0])
+                why = "breached" if source.breaches.total() > before else "emitted"
+                if why == "emitted" and len(out) < _OUT_AT_ONCE:
+                    continue
+            for breach in breaches:
+                self._breached(turns.last(number), breach)
+            for at, each in enumerate(sources):
+                self._count(each, turns.counts(at))
+            return TurnsTaken(cast("Any", why), number)
+
+    def _count(self, source: Input, counts: tuple[int, int, int, int]) -> None:
+        inserts, adjusts, late, first = counts
+        source.inserts += inserts
+        source.adjusts += adjusts
+        source.late += late
+        source.first += first
+        self._stats.inserts += first
 
     def _element(
         self,

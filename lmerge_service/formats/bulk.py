@@ -70,13 +70,14 @@ class Rule:
         nfc, nulls = "-nfc" * self.nfc, "-no-nulls" * self.drop_nulls
         return f"{EQUALITY_VERSION}{nfc}{nulls}"
 
-    def decoder(self) -> WireDecoder:
-        """One that goes by it."""
+    def decoder(self, *, native: bool = False) -> WireDecoder:
+        """One that goes by it, `native`: which has the engine as well."""
         return WireDecoder(
             nfc=self.nfc,
             drop_nulls=self.drop_nulls,
             max_record_bytes=self.max_record_bytes,
             max_depth=self.max_depth,
+            native=native,
         )
 
 

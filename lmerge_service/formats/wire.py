@@ -148,6 +148,7 @@ class WireDecoder:
         "keeps",
         "native",
         "seen",
+        "unusual",
     )
 
     def __init__(
@@ -179,6 +180,8 @@ class WireDecoder:
         self._weighed = self._missed = self._paused = 0
         self.native: NativeDecoder | None = None
         """Decodes many records at once, up to one that is unusual."""
+        self.unusual = 0
+        """Lines that `ndjson.read_batches` had to decode here."""
         if native:
             import lmerge_engine
 

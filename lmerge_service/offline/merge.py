@@ -17,20 +17,28 @@ Theory
     With `normalise` each input is brought to its canonical form (`core.normaliser`) on the way to
     the operator; whose turn it is goes by the elements that are read.
 
+    The native engine (`core.engine`) takes the turns itself (`merge_batches`), of inputs that come
+    in batches of its own; the output and the report are the same.
+
 Cost
-    About 1.5 µs an element, besides reading and writing. Memory is the operator's and the
-    readers', whatever the size of the files.
+    About 1.5 µs an element, besides reading and writing, by the engine 0.2. Memory is the
+    operator's and the readers', whatever the size of the files.
 """
 
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 from lmerge_service.core import Breach, Case, Input, LMerge, Policy, lmerge
 from lmerge_service.elements import INFINITY, Element
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.merge.operator_input import OperatorInput
+
+if TYPE_CHECKING:
+    from lmerge_engine import Batch, Turns
+
+    from lmerge_service.core.native import NativeLMR3
 
 __all__ = (
     "InputReport",
@@ -39,16 +47,38 @@ __all__ = (
     "MergeReport",
     "OutputReport",
     "interleaving",
+    "merge_batches",
     "merge_streams",
 )
 
 Stream: TypeAlias = Iterator[tuple[int, Element]]
 """(line, element) in order."""
 
-Interleaving: TypeAlias = Callable[[Sequence[Stream]], Iterator[tuple[int, int, Element]]]
-"""Takes streams to (stream number, line, element) in the order in which they are merged."""
-
 _KEPT_BREACHES = 100
+_DRAWN_AT_ONCE: Final = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class Interleaving:
+    """An order in which streams are merged."""
+
+    name: str
+    """round-robin, sequential or random."""
+    seed: int = 0
+
+    def __call__(self, streams: Sequence[Stream]) -> Iterator[tuple[int, int, Element]]:
+        """Takes streams to (stream number, line, element) in this order."""
+        if self.name == "random":
+            return _random(streams, self.draws())
+        return (_round_robin if self.name == "round-robin" else _sequential)(streams)
+
+    def draws(self) -> Callable[[], float]:
+        """What draws whose turn it is, if that is random: of all draws the one that no version of
+        Python changes."""
+        return random.Random(self.seed).random
+
+
+_ROUND_ROBIN: Final = Interleaving("round-robin")
 
 
 def interleaving(text: str) -> Interleaving:
@@ -58,12 +88,10 @@ def interleaving(text: str) -> Interleaving:
         ConfigurationError: there is none of that name.
     """
     name, colon, seed = text.partition(":")
-    if name == "round-robin" and not colon:
-        return _round_robin
-    if name == "sequential" and not colon:
-        return _sequential
+    if name in ("round-robin", "sequential") and not colon:
+        return Interleaving(name)
     if name == "random" and _is_integer(seed):
-        return lambda streams: _random(streams, int(seed))
+        return Interleaving(name, int(seed))
     raise ConfigurationError(
         f"no interleaving {text!r}: choose round-robin, random:SEED (an integer) or sequential"
     )
@@ -91,8 +119,9 @@ def _sequential(streams: Sequence[Stream]) -> Iterator[tuple[int, int, Element]]
             yield number, line, element
 
 
-def _random(streams: Sequence[Stream], seed: int) -> Iterator[tuple[int, int, Element]]:
-    draw = random.Random(seed).random  # of all draws the one that no version of Python changes
+def _random(
+    streams: Sequence[Stream], draw: Callable[[], float]
+) -> Iterator[tuple[int, int, Element]]:
     live = list(enumerate(streams))
     while live:
         place = int(draw() * len(live))
@@ -169,7 +198,7 @@ def merge_streams(
     *,
     case: Case = Case.R3,
     policy: Policy = Policy(),
-    order: Interleaving = _round_robin,
+    order: Interleaving = _ROUND_ROBIN,
     normalise: bool = False,
 ) -> MergeReport:
     """Merges `streams`, named by `names`, and hands each output element to `write`.
@@ -181,10 +210,7 @@ def merge_streams(
         ConfigurationError: `normalise` in a case without revisions, or a quorum that so
             few streams cannot make.
     """
-    try:
-        policy.check_inputs(len(streams))
-    except ValueError as error:
-        raise ConfigurationError(str(error)) from None
+    _check_quorum(policy, streams)
     if normalise and case not in (Case.R3, Case.R4):
         raise ConfigurationError(
             f"normalising needs case R3 or R4, not {case}: the canonical form is revised"
@@ -204,8 +230,68 @@ def merge_streams(
             where = f"{names[number]}:{line}"
             room = _KEPT_BREACHES - len(found)
             found += [LocatedBreach(where, breach) for breach in breaches[:room]]
-    reports = [_of_input(source) for source in sources]
-    return MergeReport(case, read, reports, _of_output(merge), found)
+    return _report(merge, read, found)
+
+
+def merge_batches(
+    names: Sequence[str],
+    streams: Sequence[Iterator["Batch"]],
+    write: Callable[["Batch"], None],
+    *,
+    policy: Policy = Policy(),
+    order: Interleaving = _ROUND_ROBIN,
+) -> MergeReport:
+    """As `merge_streams`, by the native engine, which has to be there and know the policy, in case
+    R3: of streams in its batches, whose elements are numbered from 1.
+
+    Raises:
+        ConfigurationError: a quorum that so few streams cannot make.
+    """
+    _check_quorum(policy, streams)
+    merge = cast("NativeLMR3", lmerge(Case.R3, policy, engine="native"))
+    for name in _distinct(names):
+        merge.attach(name)
+    sources = list(merge.inputs.values())
+    found: list[LocatedBreach] = []
+    turns, draw, out = merge.turns(order.name), order.draws(), merge.empty()
+    while True:
+        why, number = merge.take_turns(turns, out)
+        if why == "undrawn":
+            turns.draw([draw() for _ in range(_DRAWN_AT_ONCE)])
+        elif why == "breached":
+            if sources[number].breaches and (breaches := merge.breaches()):
+                where = f"{names[number]}:{turns.taken(number)}"
+                room = _KEPT_BREACHES - len(found)
+                found += [LocatedBreach(where, breach) for breach in breaches[:room]]
+        else:
+            write(out)
+            out = merge.empty()
+            if why == "ended":
+                break
+            if why == "empty":
+                _replenish(turns, number, streams[number])
+    read = sum(turns.taken(number) for number in range(len(streams)))
+    return _report(merge, read, found)
+
+
+def _replenish(turns: "Turns", number: int, stream: Iterator["Batch"]) -> None:
+    batch = next(stream, None)
+    if batch is None:
+        turns.end(number)
+    else:
+        turns.give(number, batch)
+
+
+def _check_quorum(policy: Policy, streams: Sequence[object]) -> None:
+    try:
+        policy.check_inputs(len(streams))
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
+
+
+def _report(merge: LMerge, read: int, found: list[LocatedBreach]) -> MergeReport:
+    inputs = [_of_input(source) for source in merge.inputs.values()]
+    return MergeReport(merge.case, read, inputs, _of_output(merge), found)
 
 
 def _distinct(names: Sequence[str]) -> list[str]:

@@ -5,14 +5,23 @@ from pathlib import Path
 
 import pytest
 
+from lmerge_service.core.engine import ENGINE_VERSION
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.tdb import reconstitute
 from tests.cli.conftest import Lmerge
+from tests.engines import ENGINES
 from tests.offline.streams import on_the_wire, read, write
 
 A: list[Element] = [Insert("A", 6, 20), Stable(7), Adjust("A", 6, 20, 25), Stable(INFINITY)]
 B: list[Element] = [Insert("A", 6, 25), Insert("B", 8, 9), Adjust("B", 8, 9, 8), Stable(INFINITY)]
+
+
+@pytest.fixture(autouse=True, params=ENGINES)
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What merges."""
+    monkeypatch.setenv("LMERGE_ENGINE", request.param)
+    return str(request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -52,9 +61,11 @@ def test_every_interleaving_gives_an_equivalent_output_and_the_same_one_again(
     ("order", "decoded"), [("round-robin", 4), ("random:1", 4), ("sequential", 6)]
 )
 def test_what_one_file_has_just_contained_is_not_decoded_again_for_another(
-    order: str, decoded: int, lmerge: Lmerge, monkeypatch: pytest.MonkeyPatch
+    order: str, decoded: int, lmerge: Lmerge, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stables are. One after the other the files are further apart than what is kept of one."""
+    if engine == "native":
+        pytest.skip("it decodes each line")
     elements: list[Element] = [Insert("A", 6, 20), Insert("B", 7, 9), Stable(7)]
     write(Path("c.ndjson"), map(on_the_wire, elements))
     decode, seen = WireDecoder.decode, []
@@ -70,7 +81,7 @@ def test_what_one_file_has_just_contained_is_not_decoded_again_for_another(
     assert read("out.ndjson") == list(map(on_the_wire, elements))
 
 
-def test_stats_are_a_table_on_standard_error(lmerge: Lmerge) -> None:
+def test_stats_are_a_table_on_standard_error(lmerge: Lmerge, engine: str) -> None:
     done = lmerge("merge", "a.ndjson", "a.ndjson", "-o", "-", "--stats")
     assert done.code == 0
     assert all(line.startswith('{"op":') for line in done.out.splitlines())
@@ -80,7 +91,9 @@ def test_stats_are_a_table_on_standard_error(lmerge: Lmerge) -> None:
         ["│", "a.ndjson", "(2)", "│", "1", "│", "1", "│", "2", "│", "0", "│", "0", "│", "0", "│"],
         ["│", "output", "│", "1", "│", "1", "│", "2", "│", "│", "│", "│"],
     ]
-    assert done.err.splitlines()[-1].startswith("the output is complete; 8 elements in ")
+    rate, by = done.err.splitlines()[-2:]
+    assert rate.startswith("the output is complete; 8 elements in ")
+    assert by.startswith(f"engine: {engine}, as ")
 
 
 def test_stats_show_that_the_output_has_not_ended(lmerge: Lmerge) -> None:
@@ -98,11 +111,14 @@ def test_long_names_are_shown_whole(lmerge: Lmerge) -> None:
     assert max(map(len, done.err.splitlines())) <= 80
 
 
-def test_json_has_all_on_one_line(lmerge: Lmerge) -> None:
+def test_json_has_all_on_one_line(lmerge: Lmerge, engine: str) -> None:
     done = lmerge("merge", "a.ndjson", "b.ndjson", "-o", "out.ndjson", "--json")
     assert (done.code, done.err, done.out.count("\n")) == (0, "", 1)
     document = json.loads(done.out)
     assert isinstance(document.pop("seconds"), float)
+    by = document.pop("engine")
+    assert (by["name"], by["unusual"]) == (engine, 0)
+    assert by["why"] in ("it was asked for", f"lmerge-engine {ENGINE_VERSION} is installed")
     assert document == {
         "case": "R3",
         "elements": 8,

@@ -31,6 +31,6 @@ def test_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     other = ModuleType("lmerge_engine")
     other.VERSION = "0.0.9"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "lmerge_engine", other)
-    assert "of version 0.0.9, and 0.2.0 is needed" in chosen("auto", Case.R3, Policy()).why
+    assert "of version 0.0.9, and 0.3.0 is needed" in chosen("auto", Case.R3, Policy()).why
     with pytest.raises(ConfigurationError, match="make engine"):
         chosen("native", Case.R3, Policy())

@@ -2,11 +2,13 @@
 
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain, count, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,10 +16,16 @@ from hypothesis import strategies as st
 from lmerge_service.core import BreachKind, lmerge
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
 from lmerge_service.errors import ConfigurationError, ElementError
-from lmerge_service.formats.ndjson import read_elements
+from lmerge_service.formats.ndjson import read_batches, read_elements
 from lmerge_service.formats.wire import WireDecoder
-from lmerge_service.offline.merge import MergeReport, interleaving, merge_streams
+from lmerge_service.offline.merge import (
+    MergeReport,
+    interleaving,
+    merge_batches,
+    merge_streams,
+)
 from lmerge_service.tdb import TDB, reconstitute
+from tests.engines import by_both_engines
 from tests.offline.streams import on_the_wire, read, write_all
 from tests.strategies import (
     logical_streams,
@@ -36,15 +44,47 @@ def order_of(name: str, *streams: str) -> str:
     return "".join(str(element) for _, _, element in interleaving(name)(numbered))
 
 
-def merged(order: str, *streams: list[Element]) -> tuple[list[Element], MergeReport]:
+def merged(
+    engine: str, order: str, *streams: list[Element], batch: int = 3
+) -> tuple[list[Element], MergeReport]:
+    """Of elements whose payloads are plain words. The native engine is given batches of so many."""
     emitted: list[Element] = []
     names = [f"input {number}" for number in range(len(streams))]
+    if engine == "native":
+        batches = [_batches(stream, batch) for stream in streams]
+        report = merge_batches(names, batches, emitted.extend, order=interleaving(order))
+        return [_as_it_was(each) for each in emitted], _with_words(report)
     numbered = [iter(list(enumerate(stream, 1))) for stream in streams]
     return emitted, merge_streams(names, numbered, emitted.append, order=interleaving(order))
 
 
-def merged_files(order: str, paths: list[str]) -> tuple[list[Element], MergeReport]:
+def _batches(stream: list[Element], size: int) -> Iterator[Any]:
+    from lmerge_engine import Batch
+
+    for start in range(0, len(stream), size):
+        yield Batch(map(on_the_wire, stream[start : start + size]))
+
+
+def _as_it_was(element: Any) -> Any:
+    """The element that `on_the_wire` has made this of."""
+    if type(element) is Stable:
+        return element
+    return msgspec.structs.replace(element, payload=element.payload[1:-1].decode())
+
+
+def _with_words(report: MergeReport) -> MergeReport:
+    found = [
+        replace(each, breach=replace(each.breach, element=_as_it_was(each.breach.element)))
+        for each in report.found
+    ]
+    return replace(report, found=found)
+
+
+def merged_files(engine: str, order: str, paths: list[str]) -> tuple[list[Element], MergeReport]:
     emitted: list[Element] = []
+    if engine == "native":
+        batches = [read_batches(path, WireDecoder(native=True)) for path in paths]
+        return emitted, merge_batches(paths, batches, emitted.extend, order=interleaving(order))
     streams = [read_elements(path, WireDecoder()) for path in paths]
     return emitted, merge_streams(paths, streams, emitted.append, order=interleaving(order))
 
@@ -101,8 +141,11 @@ def test_an_interleaving_that_is_none_is_refused_in_one_line(name: str) -> None:
 # What is emitted
 
 
+@by_both_engines
 @given(st.data(), orders)
-def test_a_merge_emits_what_the_operator_emits(data: st.DataObject, order: str) -> None:
+def test_a_merge_emits_what_the_operator_emits(
+    engine: str, data: st.DataObject, order: str
+) -> None:
     logical = data.draw(logical_streams())
     streams = data.draw(presentations(logical, 3, closed=data.draw(st.booleans())))
     operator, expected = lmerge(), list[Element]()
@@ -110,22 +153,23 @@ def test_a_merge_emits_what_the_operator_emits(data: st.DataObject, order: str) 
         operator.attach(str(number))
     for number, _, element in interleaving(order)([iter(list(enumerate(s))) for s in streams]):
         expected += operator.process(str(number), element)
-    emitted, report = merged(order, *streams)
+    emitted, report = merged(engine, order, *streams)
     assert emitted == expected
     assert report.output.live_events == len(operator)
     assert report.output.stable == operator.max_stable
 
 
+@by_both_engines
 @given(st.data(), orders, st.booleans())
 @settings(max_examples=60)
 def test_files_merged_in_any_interleaving_mean_what_the_logical_stream_means(
-    data: st.DataObject, order: str, seeded: bool
+    engine: str, data: st.DataObject, order: str, seeded: bool
 ) -> None:
     logical = data.draw(logical_streams())
     make = seeded_presentations if seeded else presentations
     streams = data.draw(make(logical, data.draw(st.integers(1, 3))))
     with TemporaryDirectory() as folder:
-        emitted, report = merged_files(order, write_all(folder, streams))
+        emitted, report = merged_files(engine, order, write_all(folder, streams))
     assert reconstitute(emitted) == TDB(map(_wire_event, logical))
     assert report.output.complete
     assert report.output.live_events == 0
@@ -137,11 +181,14 @@ def _wire_event(event: tuple[Any, int, int]) -> tuple[Any, int, int]:
     return f'"{event[0]}"'.encode(), event[1], event[2]
 
 
+@by_both_engines
 @given(st.data(), orders)
 @settings(max_examples=60)
-def test_the_report_counts_what_was_read_and_written(data: st.DataObject, order: str) -> None:
+def test_the_report_counts_what_was_read_and_written(
+    engine: str, data: st.DataObject, order: str
+) -> None:
     streams = data.draw(presentations(data.draw(logical_streams()), 2))
-    emitted, report = merged(order, *streams)
+    emitted, report = merged(engine, order, *streams)
 
     def counts(elements: list[Element]) -> tuple[int, ...]:
         return tuple(sum(type(e) is kind for e in elements) for kind in (Insert, Adjust, Stable))
@@ -155,18 +202,20 @@ def test_the_report_counts_what_was_read_and_written(data: st.DataObject, order:
     assert report.elements == sum(map(len, streams))
 
 
-def test_without_elements_the_output_stands_at_the_start() -> None:
-    emitted, report = merged("round-robin", [], [])
+@by_both_engines
+def test_without_elements_the_output_stands_at_the_start(engine: str) -> None:
+    emitted, report = merged(engine, "round-robin", [], [])
     assert emitted == []
     assert (report.output.stable, report.output.complete, report.elements) == (START, False, 0)
 
 
-def test_a_bad_line_ends_the_merge_with_its_file_and_line(tmp_path: Path) -> None:
+@by_both_engines
+def test_a_bad_line_ends_the_merge_with_its_file_and_line(engine: str, tmp_path: Path) -> None:
     paths = write_all(tmp_path, [[Insert("A", 6, 20), Stable(7)], [Insert("A", 6, 20)]])
     with Path(paths[1]).open("a") as file:
         file.write("{}\n")
     with pytest.raises(ElementError, match=rf"^{paths[1]}:2: "):
-        merged_files("sequential", paths)
+        merged_files(engine, "sequential", paths)
 
 
 def test_a_name_given_twice_is_distinguished_in_the_report() -> None:
@@ -178,10 +227,11 @@ def test_a_name_given_twice_is_distinguished_in_the_report() -> None:
 # Blame
 
 
-def test_a_breach_is_named_with_its_file_and_line() -> None:
+@by_both_engines
+def test_a_breach_is_named_with_its_file_and_line(engine: str) -> None:
     one: list[Element] = [Insert("A", 2, 20), Stable(10)]
     two: list[Element] = [Insert("B", 3, 20), Insert("B", 3, 9), Stable(15), Stable(12)]
-    _, report = merged("sequential", one, two)
+    _, report = merged(engine, "sequential", one, two)
     assert [(each.where, each.breach.kind) for each in report.found] == [
         ("input 1:3", BreachKind.HALF_FROZEN_MISSING),
         ("input 1:4", BreachKind.STABLE_REGRESSION),
@@ -192,12 +242,13 @@ def test_a_breach_is_named_with_its_file_and_line() -> None:
     assert report.inputs[1].late == 2
 
 
+@by_both_engines
 @given(st.data(), orders)
 def test_lying_inputs_give_a_legal_output_and_each_breach_its_line(
-    data: st.DataObject, order: str
+    engine: str, data: st.DataObject, order: str
 ) -> None:
     streams = data.draw(lying_presentations(data.draw(logical_streams()), 3))
-    emitted, report = merged(order, *streams)
+    emitted, report = merged(engine, order, *streams)
     reconstitute(emitted)
     assert report.breaches == len(report.found)
     for each in report.found:
@@ -207,16 +258,18 @@ def test_lying_inputs_give_a_legal_output_and_each_breach_its_line(
         assert each.breach.element == streams[number][int(line) - 1]
 
 
-def test_of_many_breaches_the_first_are_kept_and_all_are_counted() -> None:
+@by_both_engines
+def test_of_many_breaches_the_first_are_kept_and_all_are_counted(engine: str) -> None:
     twice: list[Element] = [Insert("A", 1, 2)] * 251
-    _, report = merged("sequential", twice)
+    _, report = merged(engine, "sequential", twice)
     assert [each.where for each in report.found] == [f"input 0:{line}" for line in range(2, 102)]
     assert report.breaches == 250
 
 
-def test_breaches_are_counted_beyond_what_the_operator_keeps_of_one_element() -> None:
+@by_both_engines
+def test_breaches_are_counted_beyond_what_the_operator_keeps_of_one_element(engine: str) -> None:
     many: list[Element] = [*(Insert(f"{n}", 1, 9) for n in range(1500)), Stable(2)]
-    _, report = merged("sequential", many, [Stable(5)])
+    _, report = merged(engine, "sequential", many, [Stable(5)])
     assert report.breaches == report.inputs[1].breaches["half_frozen_missing"] == 1500
     assert len(report.found) == 100
 
