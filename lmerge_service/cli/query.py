@@ -1,7 +1,7 @@
 """`lmerge query`: queries in Python files, what is known of them, and whether plans agree."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
@@ -10,6 +10,10 @@ from lmerge_service.cli.query_target import QueryTarget
 from lmerge_service.cli.streams import check_files
 from lmerge_service.cli.words import report
 from lmerge_service.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from lmerge_service.queries.physical import PhysicalPlan
+    from lmerge_service.queries.plan import Query
 
 __all__ = ("app",)
 
@@ -46,12 +50,22 @@ def explain(
     plans: int = _Plans,
     json: Json = False,
     mermaid: bool = flag("A Mermaid flowchart of the query instead.", "--mermaid"),
+    sample: list[str] = option(
+        "FACTS",
+        "Recorded facts or elements, as `lmerge query check` takes them: what each plan costs over "
+        "them.",
+        "--sample",
+        default=[],
+        show_default=False,
+    ),
 ) -> None:
     """Explain a query: its tree, its physical plans, and what is known before they run.
 
-    A plan has the same number in every process. LMerge's case is that of the plans shown.
+    A plan has the same number in every process. LMerge's case is that of the plans shown. With a
+    sample, each plan runs over it: how many elements an event of the result costs, the most state,
+    how far the stable point is behind (in the unit of the times), and the processor's time.
 
-    Example: `lmerge query explain queries.py:delays`
+    Example: `lmerge query explain queries.py:delays --sample facts.jsonl`
 
     Example: `lmerge query explain queries.py --sql 'SELECT origin FROM flights WHERE delay > 15'`
     """
@@ -65,7 +79,29 @@ def explain(
             typer.echo(line)
         return
     every = numbered_plans(query, plans)
-    report(explained_document(query, every), *explained_lines(query, every), as_json=json)
+    document, lines = explained_document(query, every), [*explained_lines(query, every)]
+    if sample:
+        costs, more = _sampled(query, every, sample)
+        document["sample"] = costs
+        lines += more
+    report(document, *lines, as_json=json)
+
+
+def _sampled(
+    query: "Query", plans: Sequence["PhysicalPlan"], inputs: Sequence[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """What the plans cost over recorded input, for programs and for people."""
+    from time import process_time_ns
+
+    from lmerge_service.cli.query_sampled import sampled_document, sampled_lines
+    from lmerge_service.offline.recorded_facts import Recorded
+    from lmerge_service.queries.logical import sources
+    from lmerge_service.queries.sampling import sampled
+
+    recorded = Recorded(query.plan, _files(list(sources(query.plan)), inputs))
+    steps = list(recorded.steps())
+    found = [sampled(plan, steps, process_time_ns) for plan in plans]
+    return sampled_document(recorded, found), [*sampled_lines(recorded, found)]
 
 
 @app.command("check")

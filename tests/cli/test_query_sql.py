@@ -69,3 +69,16 @@ def test_a_file_without_queries_has_no_tables(tmp_path: Path, lmerge: Lmerge) ->
     done = lmerge("query", "explain", "no_tables.py", "--sql", "SELECT x FROM t")
     assert done.code == 2
     assert "has no queries, which --sql has as its tables" in done.err
+
+
+def test_a_sample_shows_what_each_plan_costs(file: str, tmp_path: Path, lmerge: Lmerge) -> None:
+    statement = "SELECT COUNT(*) AS n FROM TUMBLE(departed, time, 3600000) GROUP BY window_start"
+    explained = ("query", "explain", file, "--sql", statement, "--plans", "2")
+    facts = str(tmp_path / "facts.jsonl")
+    done = lmerge(*explained, "--sample", facts)
+    assert "\nsample: 3 events\nplan 1: 2 events by 4 elements (2.00 an event)" in done.out
+    shown = json.loads(lmerge(*explained, "--sample", f"flights={facts}", "--json").out)["sample"]
+    assert shown["taken"] == 3
+    assert [(each["events"], each["emitted"]) for each in shown["plans"]] == [(2, 4), (2, 2)]
+    done = lmerge(*explained, "--sample", "away.jsonl")
+    assert (done.code, done.err.count("\n")) == (2, 1)

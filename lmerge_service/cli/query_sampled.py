@@ -1,0 +1,59 @@
+"""What plans cost over a sample, for people and for programs."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lmerge_service.offline.recorded_facts import Recorded
+    from lmerge_service.queries.sampling import OperatorSample, PlanSample
+
+__all__ = ("sampled_document", "sampled_lines")
+
+
+def sampled_lines(recorded: "Recorded", plans: Sequence["PlanSample"]) -> Iterator[str]:
+    """The sample, and of each plan what it takes and what each of its operators does."""
+    left_out = recorded.late + recorded.rejected + recorded.repeated
+    yield ""
+    yield f"sample: {recorded.taken:,} events" + (f", {left_out:,} left out" if left_out else "")
+    for number, plan in enumerate(plans, 1):
+        yield f"plan {number}: {', '.join(_words(plan))}"
+        width = max(len(each.operator) for each in plan.operators)
+        for each in plan.operators:
+            yield f"  {each.operator:<{width}} {_counts(each, plan.taken)}"
+
+
+def _words(plan: "PlanSample") -> Iterator[str]:
+    many = "" if plan.per_event is None else f" ({plan.per_event:.2f} an event)"
+    yield f"{plan.events:,} events by {plan.emitted:,} elements{many}"
+    yield f"up to {plan.held:,} entries of state"
+    if plan.lag is None:
+        yield "no stable before the end"
+    else:
+        yield f"stable up to {plan.lag:,} behind"
+    if plan.taken:
+        yield f"{_micros(plan.nanoseconds, plan.taken)} an event"
+
+
+def _counts(each: "OperatorSample", taken: int) -> str:
+    time = f"{_micros(each.nanoseconds, taken):>10}" if taken else ""
+    return (
+        f"{each.taken:>10,} in {each.emitted:>10,} out {each.adjusts:>10,} adjusts "
+        f"{each.held:>9,} held {time}"
+    )
+
+
+def _micros(nanoseconds: int, taken: int) -> str:
+    return f"{nanoseconds / taken / 1_000:.2f} µs"
+
+
+def sampled_document(recorded: "Recorded", plans: Sequence["PlanSample"]) -> dict[str, Any]:
+    """The same for programs."""
+    return {
+        "taken": recorded.taken,
+        "late": recorded.late,
+        "rejected": recorded.rejected,
+        "repeated": recorded.repeated,
+        "left_out": recorded.left_out,
+        "plans": [asdict(plan) | {"per_event": plan.per_event} for plan in plans],
+    }
