@@ -9,9 +9,9 @@ compile() {
     uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
         --no-annotate --no-header pyproject.toml "$@" -o "requirements/$out.txt"
 }
-compile all --extra dev --extra demo --extra drills --extra spark --extra comparison
-compile dev --extra dev --extra demo --extra drills --extra spark -c requirements/all.txt
-compile demo --extra demo -c requirements/all.txt
+compile all --extra dev --extra demo --extra dashboard --extra drills --extra spark --extra comparison
+compile dev --extra dev --extra demo --extra dashboard --extra drills --extra spark -c requirements/all.txt
+compile demo --extra demo --extra dashboard -c requirements/all.txt
 compile drills --extra drills -c requirements/all.txt
 compile spark --extra spark -c requirements/all.txt
 compile base -c requirements/all.txt

@@ -12,7 +12,8 @@ MODULES = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*
 
 ORDER = (
     *("model", "core", "queries", "workloads", "formats", "config", "kafka", "merge", "reader"),
-    *("http", "service", "local", "offline", "replicas", "spark", "demo", "drills", "cli"),
+    *("http", "service", "local", "offline", "replicas", "spark", "demo", "drills"),
+    *("dashboard", "cli"),
 )
 """Each room may import those before it, and itself."""
 MODEL = {"elements", "tdb", "errors", "signals", "page", "text"}
@@ -28,6 +29,7 @@ ONLY_IN = {
     "deltalake": {"spark"},
     "sqlglot": {"queries"},
     "typer": {"cli", "drills"},
+    "nicegui": {"dashboard"},
 }
 PURE = {"core", "model", "queries", "workloads"}
 IMPURE = {"asyncio", "logging", "time", "structlog"}

@@ -19,6 +19,7 @@ import typer
 from lmerge_service.cli.options import option
 from lmerge_service.cli.words import printable
 from lmerge_service.cli.workers import AT, WorkerAccess, address_of
+from lmerge_service.dashboard.rates import Rates
 from lmerge_service.signals import orderly_end
 
 if TYPE_CHECKING:
@@ -27,11 +28,10 @@ if TYPE_CHECKING:
     import httpx
     from rich.console import RenderableType
 
-__all__ = ("Rates", "WorkerView", "changed", "changes", "seen_now", "snapshots", "watch")
+__all__ = ("WorkerView", "changed", "changes", "seen_now", "snapshots", "watch")
 
 _EVERY_SECONDS: Final = 1.0
 _ANSWER_SECONDS: Final = 2.0
-_SMOOTHED: Final = 5
 
 
 def watch(
@@ -58,36 +58,6 @@ def watch(
 
 
 # --- what is seen, and how fast it changes --------------------------------------------------------
-
-
-class Rates:
-    """Elements a second, of the counts of successive snapshots; None until two are known.
-
-    >>> rates = Rates()
-    >>> rates.take(10.0, {"a": 100}), rates.take(12.0, {"a": 500}), rates.of("a")
-    (None, None, 200.0)
-
-    A count that falls is a process that was restarted: it is counted from there.
-    """
-
-    def __init__(self) -> None:
-        self._seen: list[tuple[float, dict[str, int]]] = []
-
-    def take(self, now: float, counts: Mapping[str, int]) -> None:
-        """A snapshot of counts at a time in seconds."""
-        if self._seen and any(counts.get(key, 0) < n for key, n in self._seen[-1][1].items()):
-            self._seen.clear()
-        self._seen.append((now, dict(counts)))
-        del self._seen[:-_SMOOTHED]
-
-    def of(self, key: str) -> float | None:
-        """The rate over the last few snapshots."""
-        if len(self._seen) < 2:
-            return None
-        (first, before), (last, after) = self._seen[0], self._seen[-1]
-        if last <= first or key not in before or key not in after:
-            return None
-        return (after[key] - before[key]) / (last - first)
 
 
 @dataclass(slots=True)

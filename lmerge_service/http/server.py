@@ -8,8 +8,9 @@ Who owns what
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from typing import Any
 
 import uvicorn
 from fastapi import Depends, FastAPI, Request, Response
@@ -109,31 +110,36 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def serve(app: FastAPI, where: Http) -> AsyncIterator[str]:
-    """Serves until left; yields the address.
+async def serve(
+    app: ASGIApp, where: Http, settings: Mapping[str, Any] | None = None
+) -> AsyncIterator[str]:
+    """Serves until left; yields the address. `settings` are uvicorn's, over those of a worker.
 
     Raises:
         EnvironmentMissingError: the port is taken, or a certificate cannot be read any more.
     """
     listener, tls = _listen(where), _tls(where)
     host, port = listener.getsockname()[:2]
+    own: dict[str, Any] = {
+        "lifespan": "off",
+        "http": RequestTimeoutProtocol,
+        "ws": "none",
+        "headers": _HEADERS,
+        "limit_concurrency": CONNECTIONS // 2,
+        "timeout_keep_alive": 5,
+    }
     server = _Server(
         uvicorn.Config(
             app,
             log_config=None,
             access_log=False,
-            lifespan="off",
-            http=RequestTimeoutProtocol,
-            ws="none",
             proxy_headers=False,
             server_header=False,
-            headers=_HEADERS,
             backlog=CONNECTIONS,
-            limit_concurrency=CONNECTIONS // 2,
             h11_max_incomplete_event_size=HEADER_BYTES,
-            timeout_keep_alive=5,
             timeout_graceful_shutdown=2,
             ssl_context_factory=None if tls is None else lambda *_: tls,
+            **{**own, **(settings or {})},
         )
     )
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")

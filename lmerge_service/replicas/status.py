@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from lmerge_service.elements import INFINITY, START
+from lmerge_service.queries.explaining import tree
 from lmerge_service.replicas.running import QueryPhase, QueryReplica
 
 __all__ = (
@@ -110,6 +111,8 @@ class QueryStatus(BaseModel):
     refused: dict[str, int]
     """Elements of inputs that may not stand where they stand."""
     feedback_point: Time
+    tree: list[str]
+    """The plan, a line for each node below the one that it feeds."""
     operators: list[OperatorStatus]
     held: StateStatus
 
@@ -147,6 +150,7 @@ def status_of(replica: QueryReplica) -> QueryStatus:
         transactions=replica.counts.transactions,
         refused=dict(replica.refused),
         feedback_point=_time(replica.point),
+        tree=list(tree(request.plan.plan)),
         operators=[]
         if state is None
         else [OperatorStatus(**_known(each)) for each in state.partitions.stats()],

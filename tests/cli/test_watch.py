@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from lmerge_service.cli.watch import Rates, WorkerView, changes
+from lmerge_service.cli.watch import WorkerView, changes
+from lmerge_service.dashboard.rates import Rates
 from tests.cli.conftest import LMERGE, Lmerge, environment
 from tests.cli.test_control import STATUS, Served
 

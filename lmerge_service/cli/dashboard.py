@@ -1,0 +1,129 @@
+"""`lmerge dashboard`: a page about all workers of a merge."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from lmerge_service.cli.options import TopologyBootstrap, argument, option, warnings_only
+from lmerge_service.cli.workers import AT, WorkerAccess, address_of, somebody
+from lmerge_service.errors import ConfigurationError, fault_message
+
+if TYPE_CHECKING:
+    from lmerge_service.config.topology import Http, Topology
+
+__all__ = ("PORT", "dashboard")
+
+PORT = 8320
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def dashboard(
+    watched: list[str] | None = argument(
+        "TOPOLOGY.yaml|URL",
+        "What to watch: a topology's workers where `lmerge up` puts them, or workers and queries "
+        f"by address. [default: {AT}]",
+        default=None,
+    ),
+    port: int = option("PORT", "Where the page is; 0: any free port.", min=0, default=PORT),
+    host: str = option(
+        "ADDRESS",
+        "Serve here; not on loopback it needs TLS and a login token.",
+        default="127.0.0.1",
+    ),
+    name: list[str] | None = option(
+        "HOST", "A host name by which browsers know it, beside its address.", default=None
+    ),
+    tls_certificate: Path | None = option(
+        "FILE", "The page's own certificate with its key, for https.", default=None
+    ),
+    login_token_file: Path | None = option(
+        "FILE", "Holds the token that who looks must enter.", default=None
+    ),
+    bootstrap: TopologyBootstrap = None,
+    *,
+    access: WorkerAccess,
+) -> None:
+    """Serve a page about all workers of a merge, to look at and to act from, until Ctrl-C.
+
+    It only reads, unless who looks enters the control token. With a TOPOLOGY it also shows evidence
+    from Kafka, and offers dry runs. If URLs are given too, only these are asked.
+
+    Example: `lmerge dashboard topologies/flights.yaml`
+    """
+    import asyncio
+
+    from lmerge_service.dashboard.polling import Target
+    from lmerge_service.dashboard.serving import run
+    from lmerge_service.dashboard.watching import Watched
+
+    warnings_only()
+    given = watched or [AT]
+    urls = [address_of(each) for each in given if "://" in each]
+    paths = [Path(each) for each in given if "://" not in each]
+    topologies = _loaded(paths, bootstrap)
+    addresses = urls or [at for each in topologies for at in _addresses(each)]
+    targets = [Target(at, access.settings(at)) for at in dict.fromkeys(addresses)]
+    where = _where(host, port, name or [], tls_certificate, login_token_file)
+    first = topologies[0] if topologies else None
+    path = str(paths[0].absolute()) if paths else None
+    watching = Watched(targets, first, path, somebody())
+
+    def started(address: str) -> None:
+        typer.echo(f"the dashboard is at {address}")
+        sys.stdout.flush()
+
+    asyncio.run(run(watching, where, started))
+
+
+def _loaded(paths: Sequence[Path], bootstrap: str | None) -> "list[Topology]":
+    """The topologies, and those that `lmerge up` starts with them."""
+    from lmerge_service.config import topology
+
+    found: dict[Path, Topology] = {}
+
+    def load(path: Path) -> None:
+        if path in found:
+            return
+        found[path] = loaded = topology.load(path, bootstrap=bootstrap)
+        for other in () if loaded.up is None else loaded.up.merges:
+            load((path.parent / other).resolve())
+
+    for path in paths:
+        load(path.resolve())
+    return list(found.values())
+
+
+def _addresses(topology: "Topology") -> Iterator[str]:
+    """Where a topology's workers are, as `lmerge up` starts them."""
+    http = topology.http
+    host = "127.0.0.1" if http.host in {"0.0.0.0", "::"} else http.host  # noqa: S104 - not bound
+    host = f"[{host}]" if ":" in host else host
+    workers = 1 if topology.up is None else topology.up.workers
+    for number in range(workers):
+        yield f"{'http' if http.tls is None else 'https'}://{host}:{http.port + number}"
+
+
+def _where(
+    host: str, port: int, names: Sequence[str], certificate: Path | None, token: Path | None
+) -> "Http":
+    from pydantic import ValidationError
+
+    from lmerge_service.config.topology import Http
+
+    if host not in _LOOPBACK and (certificate is None or token is None):
+        raise typer.BadParameter(
+            f"--host {host} can be reached by others: that needs --tls-certificate, so that nobody "
+            "listens in, and --login-token-file, so that it is known who looks"
+        )
+    given: dict[str, Any] = {"host": host, "port": port, "names": names}
+    if certificate is not None:
+        given["tls"] = {"certificate": certificate}
+    if token is not None:
+        given["read_token"] = {"file": token}
+    try:
+        return Http.model_validate(given)
+    except ValidationError as error:
+        raise ConfigurationError(f"the dashboard: {fault_message(error.errors()[0])}") from None

@@ -1,0 +1,39 @@
+"""What the dashboard watches, kept up to date while it runs."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from lmerge_service.config.topology import Topology
+from lmerge_service.dashboard.model import Model
+from lmerge_service.dashboard.polling import Target, asking
+
+__all__ = ("Watched",)
+
+_LEAST_SECONDS: Final = 0.5
+
+
+@dataclass(slots=True)
+class Watched:
+    """What is asked, and what is known of it."""
+
+    targets: Sequence[Target]
+    topology: Topology | None = None
+    """Of the first merge, where a file was given: it has where Kafka is."""
+    topology_path: str | None = None
+    who: str = "somebody at the dashboard"
+    """Who decides, for the control log."""
+    model: Model = field(default_factory=Model)
+
+    async def keep_up(self) -> None:
+        """Asks, and brings the model up to date at most twice a second; until it is cancelled."""
+        changed = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(asking(self.targets, changed), name="asking")
+            while True:
+                await changed.wait()
+                changed.clear()
+                self.model.take(time.time(), {each.address: each.answer for each in self.targets})
+                await asyncio.sleep(_LEAST_SECONDS)
