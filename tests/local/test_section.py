@@ -1,11 +1,13 @@
 """The section `up`: what is accepted, and that every fault is one line that names the place."""
 
+import socket
 from pathlib import Path
 
 import pytest
 
 from lmerge_service.config.topology import load
 from lmerge_service.errors import ConfigurationError
+from lmerge_service.local.broker import is_free
 from lmerge_service.local.processes import LMERGE
 from lmerge_service.local.up.plan import plan
 
@@ -109,6 +111,18 @@ def test_a_plan_has_workers_with_a_port_each_and_this_lmerge(tmp_path: Path) -> 
     ports = {each.command[-3] for each in found.members[:2]}
     assert len(ports) == 2
     assert {address.rpartition(":")[2] for address in found.merges[0].workers.values()} == ports
+
+
+def test_workers_have_consecutive_ports_from_the_topology_s_on(tmp_path: Path) -> None:
+    first = next(p for p in range(21_000, 31_000) if all(map(is_free, range(p, p + 4))))
+    path = write(tmp_path, "up: {workers: 3}")
+    path.write_text(path.read_text().replace("{port: 0}", f"{{port: {first}}}"))
+    at = [f"http://127.0.0.1:{port}" for port in range(first, first + 4)]
+    assert list(plan(path).merges[0].workers.values()) == at[:3]
+    with socket.socket() as occupied:  # that one is left out, and the next one taken
+        occupied.bind(("127.0.0.1", first + 1))
+        occupied.listen()
+        assert list(plan(path).merges[0].workers.values()) == [at[0], *at[2:]]
 
 
 def test_what_is_started_with_a_topology_has_its_name_before_its_own(tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ _FINAL_CODES: Final = frozenset({2, 4, 5})
 _VARIABLE: Final = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 """In an argument, as Kubernetes has it: the value of a variable of the process's environment."""
 _SET_AT_START: Final = "LMERGE_BOOTSTRAP"
+_NEAR: Final = 100
+"""So many ports from `http.port` on are tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +104,7 @@ def plan(path: Path, bootstrap: str | None = None) -> ProcessPlan:
     for file, (each, section) in files.items():
         prefix = "" if file == first else f"{each.name}."
         workers = {
-            f"{prefix}worker-{number + 1}": _port(each.http.port if number == 0 else 0, ports)
+            f"{prefix}worker-{number + 1}": _port(each.http.port, ports)
             for number in range(section.workers)
         }
         scheme = "https" if each.http.tls else "http"
@@ -142,11 +144,11 @@ def _files(
         yield from _files((path.parent / other).resolve(), bootstrap, seen)
 
 
-def _port(preferred: int, taken: set[int]) -> int:
-    """A free port that no other worker is given."""
-    port = free_port(*([preferred] if preferred and preferred not in taken else []))
-    while port in taken:
-        port = free_port()
+def _port(first: int, taken: set[int]) -> int:
+    """The first free port from `first` on that no other worker is given; any free one for 0, or
+    where none is near."""
+    near = range(first, min(first + _NEAR, 65_536)) if first else ()
+    port = free_port(*near, but=taken)
     taken.add(port)
     return port
 
