@@ -206,7 +206,7 @@ class Transaction:
 
     async def publish(self) -> None:
         """Starts the next commit once the last one is through; waits for that when it must."""
-        full = self.waiting >= self._limit or self._outbox.size >= _OUTBOX_BYTES
+        full = self._is_full
         if self.committing is not None and (self.committing.done() or full):
             await asyncio.shield(self.committing)
             self.committing = None
@@ -223,6 +223,17 @@ class Transaction:
         chunks = self._snapshots.chunks()
         self._outbox.state += chunks
         self._start(len(chunks))
+
+    @property
+    def is_at_ease(self) -> bool:
+        """`publish` would neither begin nor end a commit now."""
+        if self._is_full:
+            return False
+        return not self._is_due if self.committing is None else not self.committing.done()
+
+    @property
+    def _is_full(self) -> bool:
+        return self.waiting >= self._limit or self._outbox.size >= _OUTBOX_BYTES
 
     @property
     def _is_due(self) -> bool:

@@ -61,6 +61,8 @@ __all__ = ("MergeLoop", "MergedBatch", "Pausing")
 log = structlog.get_logger()
 
 _RETRY_SECONDS: Final = 1.0
+_PACE_SECONDS: Final = 0.9
+"""What has changed otherwise than by merging is seen so soon."""
 
 
 class Pausing(Protocol):
@@ -125,6 +127,9 @@ class MergeLoop:
         self.confirmation = Confirmation(state.merge, clock, share=share)
         self._divergent: dict[str, Breach] = {}
         self._gap: Gap | None = None
+        self._has_merged = True
+        """Something was merged since `pace`."""
+        self._paced = clock()
         self._asked = asyncio.Event()
 
     # --- merging --------------------------------------------------------------------------------
@@ -138,6 +143,7 @@ class MergeLoop:
 
     def begin(self) -> None:
         """Begins a batch, which comes in chunks."""
+        self._has_merged = True
         self.evaluator.begin()
         merge = self._state.merge
         self._batch = MergedBatch(switches=-merge.stats().switches, elements=merge.empty())
@@ -275,6 +281,26 @@ class MergeLoop:
         """Something is held or paused, so that it matters who has been read to the end."""
         return bool(self.evaluator.waiting or self.pacing.paused)
 
+    @property
+    def is_due(self) -> bool:
+        """It is time to compare what was merged before, though nothing more has come."""
+        return self.confirmation.is_due
+
+    @property
+    def must_pace(self) -> bool:
+        """Whether `pace` may decide otherwise than it did: something was merged, stands still, or is
+        to be reported, or a while has passed."""
+        if self._has_merged or self.is_waiting or self._state.replicas.news:
+            return True
+        return self._clock() - self._paced >= _PACE_SECONDS
+
+    def is_at_ease(self, share: int) -> bool:
+        """Nothing stands still, was withdrawn or is to be reported, and so little is live that
+        flow control pauses nothing; `share` is as for `pace`."""
+        if self.is_waiting or self.withdrew or self._state.replicas.news:
+            return False
+        return self.pacing.is_low(share)
+
     def held(self, name: str) -> list[Finding]:
         """The stables of a replica that guards hold."""
         waiting = self.evaluator.waiting.values()
@@ -309,6 +335,7 @@ class MergeLoop:
     def pace(self, share: int) -> None:
         """Decides which partitions are read next. `share` is how many tasks the limits are for."""
         evaluator, merged = self.evaluator, self._state.replicas.merged
+        self._has_merged, self._paced = False, self._clock()
         self.confirmation.share = share
         evaluator.begin()
         for name, each in merged.items():

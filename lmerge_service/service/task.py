@@ -583,7 +583,9 @@ class MergeTask:
 
     def _merge_what_is_read(self) -> None:
         """What is read together was merged already."""
-        self._merge(self._reading.polled())
+        assert self.merge_loop is not None
+        if (polled := self._reading.polled()) or self.merge_loop.is_due:
+            self._merge(polled)
         if nearly := self._reading.nearly_there():
             self._merge(nearly)
         self._reading.join()
@@ -635,6 +637,14 @@ class MergeTask:
         """How many records may be merged until the transaction is full."""
         return self._transaction.capacity
 
+    @property
+    def is_at_ease(self) -> bool:
+        """What was merged leaves nothing to be done now but to merge more."""
+        assert self.merge_loop is not None
+        if self._ledger.version != self.state.decided or not self._transaction.is_at_ease:
+            return False
+        return self.merge_loop.is_at_ease(self.share)
+
     def begin_batch(self) -> None:
         """Records were fetched, and are merged now."""
         self._transaction.begin_batch()
@@ -682,7 +692,8 @@ class MergeTask:
             self._reassign()
         if self.merge_loop.is_waiting:
             self._topic_monitor.measure()
-        self.merge_loop.pace(self.share)
+        if self.merge_loop.must_pace:
+            self.merge_loop.pace(self.share)
 
     async def decide(self, control: Control) -> None:
         """See `MergeLoop.decide`; while it leads."""

@@ -77,8 +77,8 @@ def test_who_is_behind_gathers_more_between_two_commits_unless_it_is_full() -> N
 
 
 def test_commits_are_the_further_apart_the_more_tasks_are_behind() -> None:
-    now = 10.0
-    reader = SharedReader(cast(Any, None), topology_of("ab"), lambda: now)
+    clock = iter(range(10, 20))
+    reader = SharedReader(cast(Any, None), topology_of("ab"), lambda: next(clock))
     source: Any = SimpleNamespace(readable=100_000)
     assert reader.commit_seconds == 0.0, "it reads nothing yet"
     reader._source, reader._inputs = source, cast(Any, {"tp": None})

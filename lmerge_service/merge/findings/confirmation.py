@@ -64,6 +64,8 @@ _BUDGET: Final = 5_000
 _BUDGET_PER_SECOND: Final = 1_000
 _SAMPLE: Final = 64
 _LOOK_SECONDS: Final = 0.5
+_OFTEN: Final = 16
+"""So many tasks of a worker look that often; of twice as many each half as often."""
 _HELD: Final = -1
 """No partition: of what the operator holds, which is legal."""
 _DOUBTED: Final = 10
@@ -281,8 +283,8 @@ class Confirmation:
     def _leave_bins_to_sample(self, bins: set[int]) -> None:
         shift, watched = self._shift, self._watched
         closed, never = self._output.closed >> shift, INFINITY >> shift
-        for number in bins:
-            if number not in watched and closed <= number != never:
+        for number in bins.difference(watched):
+            if closed <= number != never:
                 watched[number] = _SAMPLE - 1
 
     def _fill(self) -> None:
@@ -386,9 +388,15 @@ class Confirmation:
 
     # --- what is known by now -------------------------------------------------------------------
 
+    @property
+    def is_due(self) -> bool:
+        """`look` compares; where many tasks share a worker, more seldom."""
+        apart = _LOOK_SECONDS * max(1.0, self.share / _OFTEN)
+        return self._clock() - self._looked >= apart
+
     def look(self) -> list[Disagreement]:
         """Compares what became final, now and then."""
-        if self._clock() - self._looked < _LOOK_SECONDS:
+        if not self.is_due:
             return []
         self._looked = self._clock()
         return self.compare()
@@ -408,6 +416,9 @@ class Confirmation:
         shift, output = self._shift, self._output.cells
         reached = t >> shift if t < INFINITY else INFINITY
         begins = side.closed
+        if reached <= begins >> shift:
+            side.confirmed.reach(begins)
+            return
         due = [n for n in output.keys() | side.cells.keys() if begins >> shift <= n < reached]
         for number in sorted(due):
             emitted, received = output.get(number, _NOTHING), side.cells.pop(number, _NOTHING)

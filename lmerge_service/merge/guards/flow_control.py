@@ -112,6 +112,13 @@ class FlowControl:
         self._voters = voters
         self.paused: frozenset[str] = frozenset()
 
+    def is_low(self, live_events: int, live_bytes: int) -> bool:
+        """Everybody is read, however far."""
+        return self._level(live_events, live_bytes) < _RESUME
+
+    def _level(self, live_events: int, live_bytes: int) -> float:
+        return max(live_events / self._max_events, live_bytes / self._max_bytes)
+
     def order(
         self,
         live_events: int,
@@ -120,7 +127,7 @@ class FlowControl:
         readings: Sequence[ReplicaProgress],
     ) -> FlowOrder:
         """Once a poll, for all replicas that are merged."""
-        level = max(live_events / self._max_events, live_bytes / self._max_bytes)
+        level = self._level(live_events, live_bytes)
         needed = self._needed(readings, hard=level >= _HARD)
         names = frozenset(each.name for each in readings)
         before, paused = self.paused & names, frozenset[str]()

@@ -53,6 +53,11 @@ class Pacing:
         some = [len(record.value or b"") for record in records[::_EVERY]]
         self._sizes.add(len(some), sum(some))
 
+    def is_low(self, share: int) -> bool:
+        """So little is live that nobody is paused; `share` is as for `order`."""
+        live = len(self._merge) * share
+        return not self.paused and self._flow.is_low(live, self._sizes.of(live))
+
     def order(
         self, states: Sequence[ReplicaState], *, held: frozenset[str], share: int
     ) -> FlowOrder:

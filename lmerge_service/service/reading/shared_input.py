@@ -67,8 +67,8 @@ class SharingTask(Protocol):
     def begin(self) -> None:
         """Records are about to be merged."""
 
-    def end(self) -> None:
-        """They were."""
+    def end(self) -> bool:
+        """They were; whether the task need not be woken, since all it would do is wait for more."""
 
     def wake(self) -> None:
         """The reader has come further: the task may join it now."""

@@ -25,7 +25,7 @@ What happens on a crash
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
 from typing import Final, TypeAlias
 
@@ -62,6 +62,8 @@ _MOST_AT_ONCE: Final = 32_000
 _FEW: Final = 1_000
 """So many records are soon read, at any rate."""
 _RATE_SECONDS, _BEHIND_SECONDS = 2.0, 0.5
+_MEASURED_SECONDS: Final = 0.005
+"""For so long it is not looked again how much is to be read, which each of the tasks asks."""
 _COMMIT_SECONDS, _LONGEST_COMMIT_SECONDS = 0.04, 1.0
 """Between two commits of a task, for each task of a worker that is behind: a commit takes some
 4 ms, so that all of them take a tenth of its time."""
@@ -98,6 +100,7 @@ class SharedReader:
         self._kept_bytes = 0
         self._merged: deque[tuple[float, int]] = deque()
         """When something was merged lately, and how many records."""
+        self._measured, self._is_behind = -_MEASURED_SECONDS, False
 
     # --- the tasks ------------------------------------------------------------------------------
 
@@ -169,9 +172,14 @@ class SharedReader:
         lead take all the time that the worker has."""
         if self._source is None or not self._inputs:
             return False
-        began = self._clock() - _RATE_SECONDS
-        merged = sum(count for at, count in self._merged if at > began)
-        return self._source.readable > max(_FEW, merged / _RATE_SECONDS * _BEHIND_SECONDS)
+        now = self._clock()
+        if now >= self._measured + _MEASURED_SECONDS:
+            self._measured, self._is_behind = now, self._measure(self._source, now)
+        return self._is_behind
+
+    def _measure(self, source: Source, now: float) -> bool:
+        merged = sum(count for at, count in self._merged if at > now - _RATE_SECONDS)
+        return source.readable > max(_FEW, merged / _RATE_SECONDS * _BEHIND_SECONDS)
 
     @property
     def commit_seconds(self) -> float:
@@ -292,13 +300,13 @@ class SharedReader:
                 shared.deliver(tp.partition, records)
                 self._keep(shared, tp.partition, began, records)
             del self._pending[tp]
-        for task in tasks:
-            task.end()
-        self._wake()
+        self._measured = -_MEASURED_SECONDS  # what is behind the last records must not wait for more
+        self._wake({task for task in tasks if task.end()})
 
-    def _wake(self) -> None:
+    def _wake(self, resting: Container[SharingTask] = ()) -> None:
         for task in self.tasks:
-            task.wake()
+            if task not in resting:
+                task.wake()
 
     def _keep(
         self, shared: LeadingInput, partition: int, began: int, records: list[Record]

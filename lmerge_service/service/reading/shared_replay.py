@@ -103,7 +103,8 @@ class _ReplayingTask:
 
     def begin(self) -> None: ...
 
-    def end(self) -> None: ...
+    def end(self) -> bool:
+        return False
 
     def wake(self) -> None: ...
 

@@ -58,6 +58,10 @@ class LeadingTask(Protocol):
     def capacity(self) -> int:
         """How many records may be merged now."""
 
+    @property
+    def is_at_ease(self) -> bool:
+        """What was merged leaves nothing to be done now but to merge more."""
+
     def begin_batch(self) -> None:
         """Records were fetched, and are merged now."""
 
@@ -370,10 +374,16 @@ class TaskSource:
     def goes_on(self, tp: TopicPartition) -> bool:
         return self._loop.goes_on(tp)
 
-    def end(self) -> None:
-        """Records that were read together have been merged."""
-        if self._error is None:
-            self._task.take_in(self._loop.end())
+    def end(self) -> bool:
+        """Records that were read together have been merged; whether the task may be left as it is
+        until more are."""
+        if self._error is not None:
+            return False
+        self._task.take_in(self._loop.end())
+        if self._joined.keys() != self._state.replicas.merged.keys() or not self._task.is_at_ease:
+            return False
+        self.is_busy = False
+        return True
 
     def leave(self, shared: LeadingInput, taken_back: DecodedPiece | None = None) -> None:
         """Goes on alone, with a decoder of its own, if the replica is still merged; the stable of
