@@ -18,7 +18,7 @@ from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.connection import connection_of
 from lmerge_service.kafka.feedback import FeedbackFollower
 from lmerge_service.merge.feedback import FeedbackOut, feedback_router
-from lmerge_service.merge.tuning import quieten_garbage_collector
+from lmerge_service.merge.tuning import quieten_garbage_collector, return_large_blocks
 from lmerge_service.service.application import application
 from lmerge_service.service.worker import Worker
 from lmerge_service.signals import orderly_end
@@ -55,6 +55,7 @@ async def _first_of(stop: asyncio.Event, worker: asyncio.Task[None]) -> None:
 
 async def _work(topology: Topology, standby: bool) -> None:
     connection, output = connection_of(topology.kafka), topology.output
+    return_large_blocks()
     quieten_garbage_collector()
 
     def heeding() -> list[str]:

@@ -88,3 +88,22 @@ def test_commits_are_the_further_apart_the_more_tasks_are_behind() -> None:
     assert reader.commit_seconds == 1.0
     source.readable = 10
     assert reader.commit_seconds == 0.0
+
+
+def test_a_task_that_may_only_wait_is_at_ease_and_one_with_something_to_commit_is_not() -> None:
+    async def run() -> None:
+        paced = Paced()
+        await paced.merge(1, 0)
+        assert paced.transaction.is_at_ease, "its commit is under way or over, and nothing has come"
+        paced.apart = 0.5
+        await paced.merge(1, 0.1)
+        assert paced.transaction.is_at_ease, "it gathers more for a while"
+        paced.now += 0.5
+        assert not paced.transaction.is_at_ease, "that is over"
+        await paced.merge(0, 0)
+        await paced.merge(LIMIT, 0.1)
+        paced.transaction.append([Insert(b"x", 1, 2)] * LIMIT)
+        assert not paced.transaction.is_at_ease, "it is full"
+        await paced.transaction.finish()
+
+    asyncio.run(run())

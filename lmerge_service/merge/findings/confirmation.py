@@ -38,8 +38,8 @@ What is compared
 Invariants
     C1  The sums of an input and of the output in a bin that is compared are those of all their
         facts in that bin.
-    C2  No more than `_BINS` bins are open; their width is a power of two that grows when there
-        would be more.
+    C2  No more than `_BINS` bins are open, of many tasks in a worker fewer in each, since each has
+        to find their width; it is a power of two that grows when there would be more.
 
 Cost
     About 3 % of a worker that is busy: 0.1 to 0.2 µs for an element beside the sample, 1 to 4 for
@@ -60,6 +60,7 @@ from lmerge_service.merge.findings.record_range import RecordRange
 __all__ = ("Confirmation", "Confirmed", "Disagreement")
 
 _BINS: Final = 1_024
+_FEWEST_BINS: Final = 128
 _BUDGET: Final = 5_000
 _BUDGET_PER_SECOND: Final = 1_000
 _SAMPLE: Final = 64
@@ -198,6 +199,7 @@ class Confirmation:
     def __init__(self, merge: LMerge, clock: Callable[[], float], *, share: int = 1) -> None:
         """`clock` gives seconds; `share` is how many tasks of a worker share the budget."""
         self.share = share
+        self._bins = max(_FEWEST_BINS, _BINS // max(1, share // 2))
         self._merge = merge
         self._clock = clock
         self._ends = merge.case in (Case.R3, Case.R4)
@@ -366,7 +368,7 @@ class Confirmation:
             for number, mask in self._watched.items():
                 self._watched[number] = mask or -1
             self._whole = 0
-        while len(self._watched) > _BINS:
+        while len(self._watched) > self._bins:
             self._shift += 1
             before, self._watched = self._watched, {}
             for number, mask in before.items():

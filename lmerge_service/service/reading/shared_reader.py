@@ -300,7 +300,9 @@ class SharedReader:
                 shared.deliver(tp.partition, records)
                 self._keep(shared, tp.partition, began, records)
             del self._pending[tp]
-        self._measured = -_MEASURED_SECONDS  # what is behind the last records must not wait for more
+        self._measured = (
+            -_MEASURED_SECONDS
+        )  # what is behind the last records must not wait for more
         self._wake({task for task in tasks if task.end()})
 
     def _wake(self, resting: Container[SharingTask] = ()) -> None:
