@@ -288,8 +288,8 @@ class MergeLoop:
 
     @property
     def must_pace(self) -> bool:
-        """Whether `pace` may decide otherwise than it did: something was merged, stands still, or is
-        to be reported, or a while has passed."""
+        """Whether `pace` may decide otherwise than it did: something was merged, stands still or
+        is to be reported, or a while has passed."""
         if self._has_merged or self.is_waiting or self._state.replicas.news:
             return True
         return self._clock() - self._paced >= _PACE_SECONDS
