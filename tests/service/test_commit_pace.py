@@ -92,18 +92,21 @@ def test_commits_are_the_further_apart_the_more_tasks_are_behind() -> None:
 
 def test_a_task_that_may_only_wait_is_at_ease_and_one_with_something_to_commit_is_not() -> None:
     async def run() -> None:
-        paced = Paced()
+        paced, found = Paced(), dict[str, bool]()
         await paced.merge(1, 0)
-        assert paced.transaction.is_at_ease, "its commit is under way or over, and nothing has come"
+        found["nothing has come"] = paced.transaction.is_at_ease
         paced.apart = 0.5
         await paced.merge(1, 0.1)
-        assert paced.transaction.is_at_ease, "it gathers more for a while"
+        found["it gathers more"] = paced.transaction.is_at_ease
         paced.now += 0.5
-        assert not paced.transaction.is_at_ease, "that is over"
+        found["it has gathered"] = paced.transaction.is_at_ease
         await paced.merge(0, 0)
-        await paced.merge(LIMIT, 0.1)
         paced.transaction.append([Insert(b"x", 1, 2)] * LIMIT)
-        assert not paced.transaction.is_at_ease, "it is full"
+        found["it is full"] = paced.transaction.is_at_ease
+        assert found == {
+            "nothing has come": True, "it gathers more": True,
+            "it has gathered": False, "it is full": False,
+        }  # fmt: skip
         await paced.transaction.finish()
 
     asyncio.run(run())
