@@ -267,6 +267,19 @@ def test_rules_of_class_s_are_used_below_what_depends_on_snapshots(
     assert ("leave out coalesce" in names) == below
 
 
+@pytest.mark.parametrize(
+    "query",
+    [one.extend(9).by("k").aggregate(n=count()), one.extend(9).distinct(), one.union(two).coalesce()],
+)
+def test_no_plan_coalesces_what_is_coalesced(query: Query) -> None:
+    """It costs an operator more, for the same: plans of one query had up to 23 in a row."""
+    for each in variants(query.plan):
+        for node in logical.nodes(each.plan):
+            twice = isinstance(node, logical.MultisetOp) and node.function == "coalesce"
+            below = node.of[0] if isinstance(node, logical.MultisetOp) and twice else None
+            assert not (isinstance(below, logical.MultisetOp) and below.function == "coalesce")
+
+
 # What is no rule
 
 

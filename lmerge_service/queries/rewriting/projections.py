@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from lmerge_service.queries import logical
-from lmerge_service.queries.logical import Apply, Node, Project
+from lmerge_service.queries.logical import Apply, MultisetOp, Node, Project
 from lmerge_service.queries.properties.keys import renamed
 from lmerge_service.queries.rewriting.rules import (
     Rule,
@@ -20,8 +20,9 @@ __all__ = ("PROJECTIONS", "tidy")
 
 
 def tidy(plan: Node) -> Node:
-    """The plan, of projections one above the other one, and none that changes nothing: both are
-    equations of class E."""
+    """The plan without what changes nothing: of projections one above the other one, none that
+    keeps all as it is, and of coalesces one. These are equations of class E, and no plans that
+    differ."""
     node = with_children(plan, [tidy(child) for child in logical.children(plan)])
     match node:
         case Project(Project(of, first), second):
@@ -31,6 +32,8 @@ def tidy(plan: Node) -> Node:
         case Project(of, columns):
             if columns == tuple((name, Name(name)) for name in logical.schema_of(of).names):
                 return of
+        case MultisetOp((MultisetOp((_,), "coalesce") as of,), "coalesce"):
+            return of
     return node
 
 
