@@ -133,10 +133,11 @@ class EventIndex:
         ]
 
     def load(self, state: Any) -> None:
-        """Adds what `state` gave."""
-        for vs, ve, payloads in state:
-            for payload, times in payloads:
-                self.hold(hashable(payload), vs, ve, times)
+        """Takes over what `state` gave, in place of its own; it is sorted, and stays so."""
+        self.held = {(vs, ve): {hashable(p): n for p, n in held} for vs, ve, held in state}
+        self.by_start = [*self.held]
+        self.by_end = sorted([(ve, vs) for vs, ve in self.held])
+        self._count = sum([n for payloads in self.held.values() for n in payloads.values()])
 
     def check(self) -> None:
         """Asserts V1 and V2."""

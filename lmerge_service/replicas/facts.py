@@ -29,15 +29,16 @@ import json
 from collections.abc import Callable, Sequence
 from enum import Enum
 from operator import itemgetter
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
 from lmerge_service.elements import INFINITY, START, Insert
 from lmerge_service.queries.fact_reader import FactReader
 from lmerge_service.queries.logical import Source
-from lmerge_service.queries.rows import Kind, Refusal, RefusalReason, Row, described, taken
+from lmerge_service.queries.rows import Kind, Refusal, RefusalReason, Row, described
 from lmerge_service.replicas.encoding import is_plain
+from lmerge_service.replicas.typed_rows import TIME, TYPES, with_floats
 
 __all__ = ("END", "Fact", "FactDecoder")
 
@@ -50,14 +51,6 @@ END: Final = _End.END
 """A fact behind which its partition has none."""
 Fact: TypeAlias = Insert[Row] | Refusal | Literal[_End.END]
 
-_INT: Final = Annotated[int, msgspec.Meta(ge=START, le=INFINITY)]
-_TYPES: Final[dict[Kind, Any]] = {
-    Kind.BOOL: bool | None,
-    Kind.INT: _INT | None,
-    Kind.FLOAT: float | int | None,
-    Kind.STR: str | None,
-}
-
 
 class FactDecoder:
     """Of the records of one source. `headroom` is as for `FactReader`."""
@@ -68,11 +61,11 @@ class FactDecoder:
         columns = list(source.fields)
         members = [*source.fields.names]
         fields: list[tuple[str, Any, Any]] = [
-            (f"c{at}", _TYPES[column.kind], None) for at, column in enumerate(columns)
+            (f"c{at}", TYPES[column.kind], None) for at, column in enumerate(columns)
         ]
         for time in (source.time, source.until):
             if time is not None and time not in members:
-                fields.append((f"c{len(members)}", _INT | None, None))
+                fields.append((f"c{len(members)}", TIME | None, None))
                 members.append(time)
         self._decoder: msgspec.json.Decoder[Any] | None = None
         if all(map(is_plain, members)):
@@ -124,8 +117,11 @@ class FactDecoder:
 
     def _event(self, items: Row) -> Fact | None:
         """The event of a fact in the common form; None: it needs a closer look."""
-        if self._floats and (items := self._with_floats(items)) is None:
-            return None
+        if self._floats:
+            floated = with_floats(items, self._floats)
+            if floated is None:
+                return None
+            items = floated
         row = items[: self._width] if self._is_wider else items
         if self._ends is not None and self._ends(row):
             return END
@@ -138,17 +134,6 @@ class FactDecoder:
         if ve is None or not vs < ve <= self._most:
             return None
         return Insert(row, vs, ve)
-
-    def _with_floats(self, items: Row) -> Any:
-        """The items with the integers in columns of floats as these hold them."""
-        changed: list[Any] | None = None
-        for at in self._floats:
-            if type(items[at]) is int:
-                changed = changed or [*items]
-                changed[at] = taken(items[at], Kind.FLOAT)
-                if isinstance(changed[at], RefusalReason):
-                    return None
-        return items if changed is None else tuple(changed)
 
     def _defined(self, value: bytes | None) -> Fact:
         """What a fact is by definition."""

@@ -10,7 +10,7 @@ Who owns what
 What happens on a crash: nothing is written here.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lmerge_service.elements import START, Element
@@ -21,7 +21,7 @@ from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.queries.live_events import LiveEvents
 from lmerge_service.queries.operators.sources import Elements
 from lmerge_service.replicas.commit_record import OutputPartition
-from lmerge_service.replicas.partitions import OutputReader
+from lmerge_service.replicas.output_reader import OutputReader
 
 __all__ = ("OwnOutput", "read_on", "read_whole")
 
@@ -33,10 +33,12 @@ class OwnOutput:
     incarnation: int
     joining_at: int
     outputs: list[LiveEvents]
-    ends: list[int]
-    """The offset up to where each partition was read."""
+    offsets: list[int]
+    """Of each partition an offset, before which there are …"""
+    counted: list[int]
+    """… so many records of this incarnation."""
     records: list[int]
-    """How many there are of this incarnation."""
+    """How many there are of it in all."""
 
 
 async def read_whole(
@@ -57,12 +59,14 @@ async def read_whole(
     if last.incarnation < 0:
         return None
     now = [each if each.incarnation == last.incarnation else None for each in found]
+    counted = [0 if each is None else each.records for each in now]
     return OwnOutput(
         last.incarnation,
         last.joining_at,
         [LiveEvents() if each is None else each.live for each in now],
         [ends[place] for place in places],
-        [0 if each is None else each.records for each in now],
+        counted,
+        counted,
     )
 
 
@@ -80,15 +84,15 @@ class _Content:
         self._legal = Elements()
 
     def take(self, records: Sequence[Record]) -> None:
-        for record in records:
-            with_place = f"{self._place.topic}-{self._place.partition}, offset {record.offset}"
+        usual = self._reader.at_once([record.value for record in records])
+        for record, found in zip(records, usual, strict=True):
             try:
                 incarnation, joining_at = incarnation_of(record.headers)
                 if incarnation < self.incarnation:
                     continue  # what is left of an earlier one
-                element = self._reader.element(record.value)
+                element = found or self._reader.element(record.value)
             except (ElementError, IllegalStreamError) as error:
-                raise StateError(f"{with_place}: {error}") from error
+                raise StateError(f"{self._at(record)}: {error}") from error
             if incarnation > self.incarnation:
                 self._begin(incarnation, joining_at)
             self.records += 1
@@ -96,9 +100,12 @@ class _Content:
             if self._legal.refused:
                 _, kind, _ = self._legal.refused[0]
                 raise StateError(
-                    f"{with_place}: the topic is no legal stream by itself ({kind}), as when it "
-                    "was written at least once; begin a new incarnation with --rejoin"
+                    f"{self._at(record)}: the topic is no legal stream by itself ({kind}), as when "
+                    "it was written at least once; begin a new incarnation with --rejoin"
                 )
+
+    def _at(self, record: Record) -> str:
+        return f"{self._place.topic}-{self._place.partition}, offset {record.offset}"
 
 
 async def read_on(
@@ -131,7 +138,7 @@ async def read_on(
         number = place.partition
         counts[number] += len(records)
         behind, left[number] = records[left[number] :], max(0, left[number] - len(records))
-        outputs[number].apply(_elements(place, behind, reader.element))
+        outputs[number].apply(_elements(place, behind, reader))
     for number, each in enumerate(until):
         if counts[number] != each.records:
             raise StateError(
@@ -141,12 +148,13 @@ async def read_on(
 
 
 def _elements(
-    place: TopicPartition, records: Sequence[Record], read: Callable[[bytes | None], Element]
+    place: TopicPartition, records: Sequence[Record], reader: OutputReader
 ) -> list[Element]:
     found = []
-    for record in records:
+    usual = reader.at_once([record.value for record in records])
+    for record, element in zip(records, usual, strict=True):
         try:
-            found.append(read(record.value))
+            found.append(element or reader.element(record.value))
         except (ElementError, IllegalStreamError) as error:
             at = f"{place.topic}-{place.partition}, offset {record.offset}"
             raise StateError(f"{at}: {error}") from error

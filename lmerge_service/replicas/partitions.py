@@ -14,20 +14,16 @@ Invariants
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
-from lmerge_service.elements import START, Adjust, Element, Insert, Stable
-from lmerge_service.errors import ConfigurationError, IllegalStreamError
-from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.elements import START, Element, Stable
+from lmerge_service.errors import ConfigurationError
 from lmerge_service.queries import logical
 from lmerge_service.queries.live_events import LiveEvents
 from lmerge_service.queries.physical import PhysicalPlan
 from lmerge_service.queries.plan_switch import RunningQuery
-from lmerge_service.queries.rows import Refusal, Row
 from lmerge_service.replicas.encoding import RowEncoder
 from lmerge_service.replicas.routing import Route
 
-__all__ = ("Columns", "OutputReader", "Partitions")
+__all__ = ("Columns", "Partitions")
 
 Columns = Mapping[str, Sequence[str]]
 """By source, the columns that keep together what belongs together."""
@@ -169,35 +165,3 @@ class Partitions:
                     if name != "operator":
                         found[at][name] = found[at].get(name, 0) + value
         return found
-
-
-class OutputReader:
-    """Records of the output to elements over rows: what this replica, or a checkpoint, wrote."""
-
-    def __init__(self, plan: PhysicalPlan) -> None:
-        self._schema = logical.schema_of(plan.plan)
-        self._decoder = WireDecoder()
-
-    def element(self, value: bytes | None) -> Element:
-        """The element of a record.
-
-        Raises:
-            ElementError: it is none.
-            IllegalStreamError: its payload is no row of this query.
-        """
-        element = self._decoder.decode(value)
-        if isinstance(element, Stable):
-            return element
-        row = self._row(element.payload)
-        if isinstance(element, Insert):
-            return Insert(row, element.vs, element.ve)
-        assert isinstance(element, Adjust)
-        return Adjust(row, element.vs, element.vold, element.ve)
-
-    def _row(self, payload: bytes) -> Row:
-        row = self._schema.row(msgspec.json.decode(payload))
-        if isinstance(row, Refusal):
-            raise IllegalStreamError(
-                f"{payload.decode()} is no row {self._schema} of this query (column {row.column})"
-            )
-        return row

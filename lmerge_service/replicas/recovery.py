@@ -50,8 +50,9 @@ from lmerge_service.replicas.commit_record import (
     state_topic,
 )
 from lmerge_service.replicas.inputs import QueryInput, input_of
-from lmerge_service.replicas.own_output import read_on, read_whole
-from lmerge_service.replicas.partitions import OutputReader, Partitions
+from lmerge_service.replicas.output_reader import OutputReader
+from lmerge_service.replicas.own_output import OwnOutput, read_on, read_whole
+from lmerge_service.replicas.partitions import Partitions
 from lmerge_service.replicas.request import ReplicaRequest
 from lmerge_service.replicas.snapshots import OpenedSnapshot
 from lmerge_service.replicas.starting import Anew, Continue, Resume, Start
@@ -203,27 +204,21 @@ class QueryRecovery:
             try:
                 await read_snapshot(self.source, place, each, opened)
                 then = opened.restore(inputs, partitions)
-                _, outputs = opened.outputs()
-                reader = OutputReader(self.request.plan)
-                await read_on(
-                    self.source, self.request.to, outputs, then.output, commit.output, reader
-                )
+                outputs = [query.output.copy() for query in partitions.queries]
+                await self._read_on(outputs, then, commit)
                 self._at = {
                     name: [p.next for p in found.partitions] for name, found in then.inputs.items()
                 }
                 await self._check_kept(self._at, commit)
             except StateError as error:
-                log.warning(
-                    "a snapshot cannot be used", transaction=each.transaction, why=f"{error}"
-                )
+                _unusable(each.transaction, error)
                 continue
             self._restored_from = each.transaction
             return inputs, partitions, outputs
         return None, self._partitions(), []
 
     async def _whole_output(self, commit: ReplicaCommit) -> list[LiveEvents]:
-        reader = OutputReader(self.request.plan)
-        held = await read_whole(self.source, self.request.to, self.width, reader)
+        held = await self._read_whole()
         records = [each.records for each in commit.output]
         if held is None or held.incarnation < commit.incarnation:
             held_records, outputs = [0] * self.width, [LiveEvents() for _ in range(self.width)]
@@ -303,8 +298,8 @@ class QueryRecovery:
 
     async def _resume(self, commit: ReplicaCommit | None) -> Recovered:
         inputs, partitions = self._inputs(), self._partitions()
-        reader = OutputReader(self.request.plan)
-        held = await read_whole(self.source, self.request.to, self.width, reader)
+        held = None if commit is None else await self._saved_output(commit)
+        held = held or await self._read_whole()
         if held is None:
             raise StateError(f"{self.request.to} has no elements to go on from")
         stable = min(output.stable for output in held.outputs)
@@ -334,12 +329,50 @@ class QueryRecovery:
                 for name in inputs
             },
             output=tuple(
-                OutputPartition(end, records, records, output.stable)
-                for end, records, output in zip(held.ends, held.records, held.outputs, strict=True)
+                OutputPartition(offset, counted, records, output.stable)
+                for offset, counted, records, output in zip(
+                    held.offsets, held.counted, held.records, held.outputs, strict=True
+                )
             ),
             point=point,
         )
         return Recovered(inputs, partitions, known, first, self.replayed)
+
+    async def _saved_output(self, commit: ReplicaCommit) -> OwnOutput | None:
+        """The output as a snapshot of whichever plan has it, and what was committed since; None:
+        there is no snapshot that can be used."""
+        place = TopicPartition(state_topic(self.request.to), 0)
+        for each in commit.snapshots:
+            opened = OpenedSnapshot()
+            try:
+                await read_snapshot(self.source, place, each, opened)
+                then, outputs = opened.outputs()
+                await self._read_on(outputs, then, commit)
+            except StateError as error:
+                _unusable(each.transaction, error)
+                continue
+            return OwnOutput(
+                commit.incarnation,
+                commit.joining_at,
+                outputs,
+                [known.offset for known in commit.output],
+                [known.counted for known in commit.output],
+                [known.records for known in commit.output],
+            )
+        return None
+
+    async def _read_on(
+        self, outputs: Sequence[LiveEvents], then: ReplicaCommit, now: ReplicaCommit
+    ) -> None:
+        """Brings outputs as of one commit record up to another."""
+        to = self.request.to
+        await read_on(self.source, to, outputs, then.output, now.output, self._reader())
+
+    async def _read_whole(self) -> OwnOutput | None:
+        return await read_whole(self.source, self.request.to, self.width, self._reader())
+
+    def _reader(self) -> OutputReader:
+        return OutputReader(logical.schema_of(self.request.plan.plan))
 
     def _needed(self, stable: int) -> dict[str, int]:
         """From which time on the plan needs each source, to go on with an output that is stable
@@ -422,3 +455,7 @@ class QueryRecovery:
             self.ids[name],
             tuple(InputPartition(*each) for each in found),
         )
+
+
+def _unusable(transaction: int, why: StateError) -> None:
+    log.warning("a snapshot cannot be used", transaction=transaction, why=f"{why}")

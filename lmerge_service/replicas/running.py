@@ -17,6 +17,7 @@ What happens on a crash at each await
     process before the batch in which it was found is committed; what was committed stays.
 """
 
+import gc
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -120,6 +121,7 @@ class QueryReplica:
             self.phase = QueryPhase.RECOVERING
             source = await stack.enter_async_context(self._source())
             started = self.clock()
+            quieten_garbage_collector()  # before there is a state, to go through in vain
             recovery = QueryRecovery(
                 self.request, widths, ids, width, source, clock=time.perf_counter_ns
             )
@@ -128,7 +130,7 @@ class QueryReplica:
             self.point = state.commit.point
             self.recovery_seconds = round(self.clock() - started, 3)
             self._report(state)
-            quieten_garbage_collector()
+            gc.freeze()
             if self.request.feedback is not None:
                 self.feedback = await stack.enter_async_context(
                     Feedback(

@@ -269,7 +269,11 @@ def test_rules_of_class_s_are_used_below_what_depends_on_snapshots(
 
 @pytest.mark.parametrize(
     "query",
-    [one.extend(9).by("k").aggregate(n=count()), one.extend(9).distinct(), one.union(two).coalesce()],
+    [
+        one.extend(9).by("k").aggregate(n=count()),
+        one.extend(9).distinct(),
+        one.union(two).coalesce(),
+    ],
 )
 def test_no_plan_coalesces_what_is_coalesced(query: Query) -> None:
     """It costs an operator more, for the same: plans of one query had up to 23 in a row."""

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 import msgspec
 import pytest
 from aiokafka import TopicPartition
+from aiokafka.admin.records_to_delete import RecordsToDelete
 
 from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.partitions_sink import PartitionsOutbox, PartitionsSink
@@ -17,7 +18,7 @@ from lmerge_service.merge.commit_record import COMMIT_KEY, chunk_key
 from lmerge_service.queries.loading import load
 from lmerge_service.queries.plan import Query
 from lmerge_service.replicas.commit_record import ReplicaCommit, state_topic
-from lmerge_service.tdb import TDB, differences
+from lmerge_service.tdb import TDB, differences, reconstitute
 from tests.replicas.running import (
     QUERIES,
     Fact,
@@ -25,6 +26,7 @@ from tests.replicas.running import (
     calls,
     last_commit,
     meant,
+    published,
     records_in,
     send_facts,
     tdb_of,
@@ -94,6 +96,38 @@ def test_another_plan_takes_the_output_over(bootstrap: str, topic_name: TopicNam
     found = tdb_of(bootstrap, to)
     assert not differences(found, expected("windows"))
     assert len(before) < len(found)
+
+
+def test_another_plan_goes_on_from_the_output_in_a_snapshot(
+    bootstrap: str, topic_name: TopicName
+) -> None:
+    """It need not read the output from its beginning, which may be gone."""
+    facts, to = topic_name("calls"), topic_name("windows")
+    send_facts(bootstrap, facts, FIRST, ended=False)
+    with Running(bootstrap, "windows", to, "--snapshot-seconds", "0.2", calls=facts) as replica:
+        commit = committed(bootstrap, to, len(FIRST))
+        while not commit.snapshots:
+            commit = committed(bootstrap, to, len(FIRST))
+        replica.kill()
+    before = published(bootstrap, to)[0]
+    delete_up_to(bootstrap, to, 3)
+    send_facts(bootstrap, facts, REST)
+    with Running(bootstrap, "windows", to, "--plan", "2", calls=facts) as replica:
+        assert replica.await_line("resumes")["incarnation"] == 0
+        assert replica.wait() == 0, replica.error
+    after = published(bootstrap, to)[0]
+    kept = [each for each in before if each not in after]
+    assert kept == before[:3]
+    assert not differences(reconstitute([*kept, *after]), expected("windows"))
+
+
+def delete_up_to(bootstrap: str, topic: str, offset: int) -> None:
+    async def delete() -> None:
+        async with Topics(Connection(bootstrap)) as topics:
+            before = RecordsToDelete(before_offset=offset)
+            await topics._admin.delete_records({TopicPartition(topic, 0): before})
+
+    asyncio.run(delete())
 
 
 @pytest.mark.full
