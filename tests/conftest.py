@@ -1,5 +1,6 @@
 """Fixtures and settings that all tests share: a real broker, unique topics, Hypothesis profiles."""
 
+import gc
 import os
 import sys
 import uuid
@@ -49,6 +50,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         elif item.get_closest_marker("kafka"):
             group = zlib.crc32(item.nodeid.partition("::")[0].encode()) % 2
             item.add_marker(pytest.mark.xdist_group(f"kafka{group}"))
+
+
+def pytest_collection_finish() -> None:
+    """What stays until the end (modules, collected tests) is looked at by no later collection."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)  # within pytest's own look for what could not be raised
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Blames a connection that is left open on the test that has made it, not on a later one."""
+    if item.get_closest_marker("kafka"):
+        gc.collect()
 
 
 @pytest.fixture(scope="session")
