@@ -4,20 +4,15 @@ What is not known is absent, never 0. Labels: `input` is a source of the query, 
 its topic's, or of the output. docs/operations/query-metrics.md has all of them.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeAlias
+from collections.abc import Iterator, Sequence
 
-from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
-    Metric,
-)
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import HistogramMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from lmerge_service.core import BreachKind
 from lmerge_service.elements import INFINITY
+from lmerge_service.http.families import Families, registry_of
 from lmerge_service.queries.rows import RefusalReason
 from lmerge_service.replicas.running import QueryPhase, QueryReplica
 from lmerge_service.replicas.status import InputStatus, QueryStatus, Time, status_of
@@ -26,40 +21,21 @@ __all__ = ("metrics_of",)
 
 _KINDS = ("inserts", "adjusts", "removals", "stables")
 _REASONS = ("late", "duplicate", *RefusalReason)
-_Samples: TypeAlias = Iterable[tuple[tuple[str, ...], float | None]]
+
+_families = Families("lmerge_query")
+_gauge, _counter = _families.gauge, _families.counter
 
 
 def metrics_of(replica: QueryReplica) -> CollectorRegistry:
     """A registry that reads the replica, and the process, when it is scraped."""
-    registry = CollectorRegistry()
-    registry.register(_Collector(replica))
-    ProcessCollector(registry=registry)
-    PlatformCollector(registry=registry)
-    GCCollector(registry=registry)
-    return registry
-
-
-def _gauge(name: str, text: str, labels: Sequence[str], samples: _Samples) -> Metric:
-    family = GaugeMetricFamily(f"lmerge_query_{name}", text, labels=labels)
-    for values, number in samples:
-        if number is not None:
-            family.add_metric(values, float(number))
-    return family
-
-
-def _counter(name: str, text: str, labels: Sequence[str], samples: _Samples) -> Metric:
-    family = CounterMetricFamily(f"lmerge_query_{name}", text, labels=labels)
-    for values, number in samples:
-        if number is not None:
-            family.add_metric(values, float(number))
-    return family
+    return registry_of(_Collector(replica))
 
 
 def _number(time: Time) -> float | None:
     return float(INFINITY) if time == "inf" else None if time is None else float(time)
 
 
-class _Collector:
+class _Collector(Collector):
     def __init__(self, replica: QueryReplica):
         self._replica = replica
 

@@ -15,16 +15,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
 from typing import TypeAlias, get_args
 
-from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
-    Metric,
-)
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import HistogramMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from lmerge_service.core import BreachKind
+from lmerge_service.http.families import Families, Samples, registry_of
 from lmerge_service.merge.decisions.cutover import CutoverState
 from lmerge_service.merge.decisions.ledger import RefusalKind
 from lmerge_service.merge.feedback import FeedbackOut
@@ -47,11 +43,12 @@ from lmerge_service.service.worker import Worker
 
 __all__ = ("metrics_of",)
 
-_Samples: TypeAlias = Iterable[tuple[tuple[str, ...], float | None]]
-"""Values of labels, and the number; None: it is not known."""
 _Replicas: TypeAlias = Sequence[tuple[tuple[str, str], ReplicaStatus]]
 """What each task sees of each replica, with the labels of that."""
 _Tasks: TypeAlias = Sequence[tuple[tuple[str], TaskStatus]]
+
+_families = Families("lmerge")
+_gauge, _counter = _families.gauge, _families.counter
 
 _TASK = ("partition",)
 _REPLICA = ("replica", "partition")
@@ -60,15 +57,10 @@ _REPLICA = ("replica", "partition")
 def metrics_of(worker: Worker, feedback: FeedbackOut) -> CollectorRegistry:
     """A registry that reads the worker, its feedback to replicas, and the process when it is
     scraped."""
-    registry = CollectorRegistry()
-    registry.register(_Collector(worker, feedback))
-    ProcessCollector(registry=registry)
-    PlatformCollector(registry=registry)
-    GCCollector(registry=registry)
-    return registry
+    return registry_of(_Collector(worker, feedback))
 
 
-class _Collector:
+class _Collector(Collector):
     """Makes Prometheus families of the status at each scrape."""
 
     def __init__(self, worker: Worker, feedback: FeedbackOut):
@@ -105,23 +97,7 @@ def _seen(worker: Worker, status: Status, tasks: _Tasks) -> _Tasks:
     return [] if one is None else [(("",), one)]
 
 
-def _gauge(name: str, text: str, labels: Sequence[str], samples: _Samples) -> Metric:
-    family = GaugeMetricFamily(f"lmerge_{name}", text, labels=labels)
-    for values, number in samples:
-        if number is not None:
-            family.add_metric(values, float(number))
-    return family
-
-
-def _counter(name: str, text: str, labels: Sequence[str], samples: _Samples) -> Metric:
-    family = CounterMetricFamily(f"lmerge_{name}", text, labels=labels)
-    for values, number in samples:
-        if number is not None:
-            family.add_metric(values, float(number))
-    return family
-
-
-def _one_of(label: tuple[str, ...], all_values: Iterable[str], value: str) -> _Samples:
+def _one_of(label: tuple[str, ...], all_values: Iterable[str], value: str) -> Samples:
     """1 for the value that there is, and 0 for the others."""
     return (((*label, each), each == value) for each in all_values)
 
@@ -271,14 +247,14 @@ def _output_metrics(tasks: _Tasks, unit: int | None) -> Iterator[Metric]:
     yield _gauge("output_gap", "1 while the output waits at a gap.", _TASK, gap)
 
 
-def _emitted(label: tuple[str, ...], output: OutputStatus) -> _Samples:
+def _emitted(label: tuple[str, ...], output: OutputStatus) -> Samples:
     yield (*label, "insert"), output.inserts
     yield (*label, "adjust"), output.adjusts - output.removals
     yield (*label, "removal"), output.removals
     yield (*label, "stable"), output.stables
 
 
-def _in_seconds(samples: _Samples, unit: int | None) -> _Samples:
+def _in_seconds(samples: Samples, unit: int | None) -> Samples:
     """Times of the streams in seconds, if their unit is one of time."""
     for label, number in samples if unit else ():
         yield label, None if number is None else number * (unit or 0) / 1e9
@@ -466,11 +442,11 @@ def _replica_points(statuses: _Replicas, unit: int | None) -> Iterator[Metric]:
     yield _gauge("replica_behind_output_seconds", text, _REPLICA, _in_seconds(behind, unit))
 
 
-def _each(statuses: _Replicas, number: Callable[[ReplicaStatus], float | None]) -> _Samples:
+def _each(statuses: _Replicas, number: Callable[[ReplicaStatus], float | None]) -> Samples:
     return ((label, number(each)) for label, each in statuses)
 
 
-def _received(label: tuple[str, ...], replica: ReplicaStatus) -> _Samples:
+def _received(label: tuple[str, ...], replica: ReplicaStatus) -> Samples:
     yield (*label, "insert"), replica.inserts
     yield (*label, "adjust"), replica.adjusts
     yield (*label, "stable"), replica.stables
