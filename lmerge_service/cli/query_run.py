@@ -1,45 +1,29 @@
 """`lmerge query run`: a query by one of its plans, from topics to a topic, exactly once."""
 
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING
 
 from lmerge_service.cli.options import (
     HttpPort,
     KafkaOptions,
-    Partitions,
     check_topic,
     flag,
     option,
 )
-from lmerge_service.cli.query_target import QueryTarget
+from lmerge_service.cli.planned_query import PlannedQuery
 from lmerge_service.cli.run import log_to_stderr
 from lmerge_service.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from lmerge_service.config.topology import Http
-    from lmerge_service.queries.physical import PhysicalPlan
-    from lmerge_service.queries.plan import Query
 
-__all__ = ("Plan", "plan_of", "run", "topics_of")
+__all__ = ("run",)
 
 _RESTART = "Starting over"
 _LIMITS = "Limits"
 
-Plan: TypeAlias = Annotated[
-    int, option("K", "By which plan; `lmerge query list` numbers them.", min=1)
-]
-
 
 def run(
-    target: QueryTarget,
-    to: str = option("TOPIC", "Where to publish; made if missing."),
-    plan: Plan = 1,
-    topic: list[str] = option(
-        "SOURCE=TOPIC",
-        "Read a source from this topic. [default: the topic of its name]",
-        default=[],
-        show_default=False,
-    ),
-    partitions: Partitions = 1,
+    planned: PlannedQuery,
     feedback: str | None = option(
         "TOPIC", "A merge's output: leave out what is final there.", default=None
     ),
@@ -110,17 +94,17 @@ def run(
         raise ConfigurationError("--since and --rejoin are two ways to start over: give one")
     if resume and (rejoin or since is not None):
         raise ConfigurationError("--resume continues, --since and --rejoin start over: give one")
-    query = target.query()
+    query = planned.target.query()
     request = ReplicaRequest(
-        name=target.target,
+        name=planned.target.target,
         query=query.plan,
-        plan=plan_of(query, target.target, plan),
+        plan=planned.physical(query),
         columns=partition_columns(query.plan),
-        number=str(plan),
+        number=str(planned.plan),
         connection=kafka.connection(),
-        to=to,
-        topics=topics_of(query, topic),
-        partitions=partitions,
+        to=planned.to,
+        topics=planned.topics(query),
+        partitions=planned.partitions,
         since=since,
         rejoin=rejoin,
         resume=resume,
@@ -133,49 +117,14 @@ def run(
         max_record_bytes=max_record_bytes,
         http=_http(http_port),
     )
-    for each in (to, *map(request.topic_of, request.sources), *([feedback] if feedback else [])):
+    for each in (
+        request.to,
+        *map(request.topic_of, request.sources),
+        *([feedback] if feedback else []),
+    ):
         check_topic(each)
     log_to_stderr(as_json=as_json)
     asyncio.run(run_replica(request))
-
-
-def plan_of(query: "Query", target: str, number: int) -> "PhysicalPlan":
-    """The plan of that number.
-
-    Raises:
-        ConfigurationError: the query has none.
-    """
-    from lmerge_service.queries.plan_numbering import numbered_plans
-
-    plans = numbered_plans(query)
-    if number > len(plans):
-        raise ConfigurationError(
-            f"{target} has no plan {number}: there are {len(plans)} (`lmerge query list`)"
-        )
-    return plans[number - 1]
-
-
-def topics_of(query: "Query", given: list[str]) -> dict[str, str]:
-    """The topics that are named for sources, as `SOURCE=TOPIC`.
-
-    Raises:
-        ConfigurationError: one is not, or two sources would be one topic.
-    """
-    from lmerge_service.queries import logical
-
-    sources, found = logical.sources(query.plan), dict[str, str]()
-    for each in given:
-        name, equals, topic = each.partition("=")
-        if not equals:
-            raise ConfigurationError(f"--topic {each}: give SOURCE=TOPIC")
-        if name not in sources:
-            there = ", ".join(sources)
-            raise ConfigurationError(f"--topic {each}: the query reads {there}, not {name}")
-        found[name] = topic
-    topics = [found.get(name, name) for name in sources]
-    if len(set(topics)) < len(topics):
-        raise ConfigurationError("--topic: two sources cannot be one topic")
-    return found
 
 
 def _http(port: int | None) -> "Http":

@@ -7,13 +7,11 @@ from lmerge_service.cli.jobs import Master, Memory, spark_for
 from lmerge_service.cli.options import (
     Json,
     KafkaOptions,
-    Partitions,
     check_topic,
     flag,
     option,
 )
-from lmerge_service.cli.query_run import Plan, plan_of, topics_of
-from lmerge_service.cli.query_target import QueryTarget
+from lmerge_service.cli.planned_query import PlannedQuery
 from lmerge_service.cli.replicas import conclude, stop_on_sigterm
 from lmerge_service.cli.words import finite, point, report
 from lmerge_service.elements import START
@@ -26,20 +24,11 @@ __all__ = ("spark",)
 
 
 def spark(
-    target: QueryTarget,
-    to: str = option("TOPIC", "Where to publish; made if missing."),
-    plan: Plan = 1,
+    planned: PlannedQuery,
     native: bool = flag(
         "Let Spark's own aggregation compute it: counts, sums, min and max in windows of a grid.",
         "--native",
     ),
-    topic: list[str] = option(
-        "SOURCE=TOPIC",
-        "Read a source from this topic. [default: the topic of its name]",
-        default=[],
-        show_default=False,
-    ),
-    partitions: Partitions = 1,
     checkpoint: Path | None = option(
         "FOLDER",
         "What a restart goes on from; without it the replica starts over. By default "
@@ -79,20 +68,20 @@ def spark(
     from lmerge_service.spark.queries.identity import PlanReplica
     from lmerge_service.spark.queries.running import follow_plan, start_plan
 
-    query = target.query()
-    topics = topics_of(query, topic)
+    query, to = planned.target.query(), planned.to
+    topics = planned.topics(query)
     for each in (to, *topics.values()):
         check_topic(each)
     replica = PlanReplica(
-        name=target.target,
+        name=planned.target.target,
         query=query.plan,
-        plan=plan_of(query, target.target, plan),
+        plan=planned.physical(query),
         columns_of=partition_columns,
         kafka=kafka.place(),
         to=to,
         checkpoint=checkpoint or default_directory("replicas") / to,
         topics=topics,
-        partitions=partitions,
+        partitions=planned.partitions,
         tasks=tasks,
         since=since,
         batch=batch,
@@ -100,21 +89,21 @@ def spark(
     )
     session = {"master": master, "driver_memory": driver_memory}
     with spark_for(f"query {to}", **session) as started, stop_on_sigterm() as stopped:
-        if (file := Path(target.place)).suffix == ".py":
+        if (file := Path(planned.target.place)).suffix == ".py":
             started.sparkContext.addPyFile(str(file))  # workers call the functions that it defines
         identity, running = start_plan(started, replica)
-        _introduce(target.target, plan, identity, as_json=as_json)
+        _introduce(planned, identity, as_json=as_json)
         ended = follow_plan(running, lambda each: _report(each, as_json=as_json), stopped)
         conclude(to, ended, as_json=as_json)
 
 
-def _introduce(target: str, plan: int, identity: "PlanIdentity", *, as_json: bool) -> None:
+def _introduce(planned: PlannedQuery, identity: "PlanIdentity", *, as_json: bool) -> None:
     import msgspec
 
     document = msgspec.to_builtins(identity) | {"joining_at": finite(identity.joining_at)}
     read = ", ".join(identity.topics.values())
-    text = f"{target}, plan {plan} ({identity.engine}), from {read} to {identity.to}"
-    text += f", incarnation {identity.incarnation}"
+    text = f"{planned.target.target}, plan {planned.plan} ({identity.engine}), "
+    text += f"from {read} to {identity.to}, incarnation {identity.incarnation}"
     if identity.joining_at != START:
         text += f", correct from {identity.joining_at} on"
     report({"replica": document}, text, as_json=as_json, err=True)
