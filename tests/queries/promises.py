@@ -9,7 +9,6 @@ from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, St
 from lmerge_service.queries.operators.protocol import Operator
 from lmerge_service.tdb import TDB
 from tests.queries.streams import Feed
-from tests.seeds import seeds as seeds
 
 Make = Callable[[], Operator]
 Meaning = Callable[..., TDB]

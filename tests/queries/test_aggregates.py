@@ -27,7 +27,7 @@ from lmerge_service.queries.aggregates import (
     TopK,
 )
 from lmerge_service.queries.meaning import aggregates as meaning
-from tests.queries.promises import seeds
+from tests.seeds import seeds
 
 Members = list[tuple[Any, int]]
 Form = tuple[Callable[[], Aggregate], Callable[[Members], list[tuple[Any, ...]]]]

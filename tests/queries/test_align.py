@@ -18,11 +18,11 @@ from tests.queries.promises import (
     check_promises,
     in_order,
     inserts_only,
-    seeds,
     tdb_of,
 )
 from tests.queries.streams import legal_stream, without_revisions
 from tests.queries.vectors import cases, elements, outputs_of
+from tests.seeds import seeds
 
 BLOCKING = (0, 1, 2, 5, INFINITY)
 each_blocking = pytest.mark.parametrize("blocking", BLOCKING)

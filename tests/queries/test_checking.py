@@ -19,9 +19,9 @@ from lmerge_service.queries.plan_numbering import numbered_plans
 from lmerge_service.tdb import TDB, Event, compatibility, multiset_compatibility
 from tests.queries.composed import SOURCES, drawn
 from tests.queries.faulty_modules import Forgetful, inverse
-from tests.queries.promises import seeds
 from tests.queries.streams import interleaved
 from tests.queries.test_stream_properties import WITH_KEYS, streams_for
+from tests.seeds import seeds
 
 NUMBERS = elements("numbers", {"n": int})
 points = SOURCES["points"]

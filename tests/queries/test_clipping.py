@@ -11,8 +11,9 @@ from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.queries.meaning import rows as meaning
 from lmerge_service.queries.operators.clipping import Clip
 from lmerge_service.tdb import TDB
-from tests.queries.promises import Run, check_batches, check_promises, seeds
+from tests.queries.promises import Run, check_batches, check_promises
 from tests.queries.streams import Feed, interleaved, legal_stream, without_revisions
+from tests.seeds import seeds
 
 Key = Callable[[Any], Hashable]
 KEYS: dict[str, Key] = {"by key": lambda p: p and p[0], "all": lambda p: ()}

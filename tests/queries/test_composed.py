@@ -22,8 +22,9 @@ from lmerge_service.queries.trees import (
 )
 from lmerge_service.tdb import TDB
 from tests.queries.composed import Running, chosen, drawn, feeds_for, maker, means, running, waits
-from tests.queries.promises import check_batches, check_promises, seeds, snapshot_at
+from tests.queries.promises import check_batches, check_promises, snapshot_at
 from tests.queries.streams import interleaved
+from tests.seeds import seeds
 
 LEVELS: tuple[Emit, ...] = ("ordered", "on_watermark", "on_close")
 

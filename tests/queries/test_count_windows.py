@@ -18,7 +18,6 @@ from tests.queries.promises import (
     check_batches,
     check_promises,
     inserts_only,
-    seeds,
     tdb_of,
 )
 from tests.queries.streams import without_revisions
@@ -27,6 +26,7 @@ from tests.queries.windows import (
     USES,
     Raising,
     Used,
+    check_refused,
     check_taken_back,
     feeds_of,
     group_of,
@@ -35,6 +35,7 @@ from tests.queries.windows import (
     raising_modules,
     value_of,
 )
+from tests.seeds import seeds
 
 LEVELS = ("on_update", "on_watermark", "on_close")
 SHAPES = [(n, by) for n in (1, 2, 3) for by in ("start", "end")]
@@ -206,17 +207,12 @@ def test_what_its_state_shows_to_be_illegal_changes_nothing() -> None:
         for name in USES:
             windows = make(name, 2, by)
             windows.process_batch([Insert(("g", 1), 6, 8), Stable(7)])
-            saved = windows.snapshot()
             illegal: list[Element] = [
                 Insert(("g", 1), 6, 9),
                 Adjust(("g", 1), 8, 9, 8),
                 Adjust(("h", 1), 8, 9, 8),
             ]
-            for element in illegal:
-                assert windows.process(element) == []
-                assert [each for _, _, each in windows.refused] == [element]
-                windows.refused.clear()
-                assert windows.snapshot() == saved
+            check_refused(windows, illegal)
 
 
 def test_windows_of_no_points_are_refused() -> None:

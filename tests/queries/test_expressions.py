@@ -39,7 +39,7 @@ from lmerge_service.queries.trees import (
     When,
     inferred,
 )
-from tests.queries.promises import seeds
+from tests.seeds import seeds
 
 SCHEMA = Schema.of(
     {"a": bool, "b": bool, "i": int, "j": int, "f": float, "g": float, "s": str, "t": str}

@@ -10,9 +10,10 @@ from lmerge_service.core.breaches import BreachKind
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
 from lmerge_service.queries.operators.finalize import Finalize, Repair
 from lmerge_service.tdb import TDB
-from tests.queries.promises import Run, check_batches, check_promises, seeds, tdb_of
+from tests.queries.promises import Run, check_batches, check_promises, tdb_of
 from tests.queries.streams import legal_stream
 from tests.queries.vectors import cases, elements, outputs_of
+from tests.seeds import seeds
 
 MEMORY = (0, 1, 3, INFINITY)
 

@@ -13,8 +13,8 @@ from lmerge_service.queries.meaning import plans as meaning
 from lmerge_service.queries.physical import PhysicalPlan, physical
 from lmerge_service.queries.plan_switch import RunningQuery
 from lmerge_service.tdb import TDB, differences, reconstitute
-from tests.queries.promises import seeds
 from tests.queries.switching import EQUIVALENT, POINTS, plans_of, streams_for
+from tests.seeds import seeds
 
 Given = Sequence[tuple[str, Element]]
 NAMES = pytest.mark.parametrize("name", EQUIVALENT)

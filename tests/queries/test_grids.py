@@ -20,7 +20,6 @@ from tests.queries.promises import (
     check_batches,
     check_promises,
     inserts_only,
-    seeds,
     tdb_of,
 )
 from tests.queries.streams import without_revisions
@@ -29,6 +28,7 @@ from tests.queries.windows import (
     USES,
     Raising,
     Used,
+    check_refused,
     check_taken_back,
     feeds_of,
     group_of,
@@ -38,6 +38,7 @@ from tests.queries.windows import (
     summed,
     value_of,
 )
+from tests.seeds import seeds
 
 GRIDS = {"tumbling": Grid(4), "hop": Grid(5, 2, 1), "gaps": Grid(2, 5)}
 LEVELS = ("on_update", "on_watermark", "on_close")
@@ -343,18 +344,13 @@ def test_what_its_state_shows_to_be_illegal_changes_nothing() -> None:
     for function in (Count(), USES["every"].application()):
         windows = GridWindows(Grid(5), function, key=group_of)
         windows.process_batch([Insert(("g", 1), 6, 8), Stable(7)])
-        saved = windows.snapshot()
         illegal: list[Element] = [
             Insert(("g", 1), 6, 9),
             Adjust(("g", 1), 6, 9, 6),
             Adjust(("h", 1), 8, 9, 8),
             Adjust(("g", 1), 8, 20, 9),
         ]
-        for element in illegal:
-            assert windows.process(element) == []
-            assert [each for _, _, each in windows.refused] == [element]
-            windows.refused.clear()
-            assert windows.snapshot() == saved
+        check_refused(windows, illegal)
 
 
 def test_a_time_beyond_int64_changes_nothing() -> None:

@@ -22,8 +22,9 @@ from lmerge_service.queries.operators.semijoins import AntiJoin
 from lmerge_service.queries.operators.snapshots import Snapshots
 from lmerge_service.queries.operators.stateless import Project, Select
 from lmerge_service.tdb import TDB
-from tests.queries.promises import Make, Run, check_batches, check_promises, seeds
+from tests.queries.promises import Make, Run, check_batches, check_promises
 from tests.queries.streams import interleaved, legal_stream
+from tests.seeds import seeds
 
 PAYLOADS = ("a1", "a2", "b1", "b2", "c1")
 

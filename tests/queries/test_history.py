@@ -27,8 +27,9 @@ from lmerge_service.queries.plan import (
 from lmerge_service.queries.properties import has_exact_starts, joining_at, required_history
 from lmerge_service.tdb import TDB
 from tests.queries.composed import FIELDS, ROWS, SOURCES, drawn
-from tests.queries.promises import seeds, tdb_of
+from tests.queries.promises import tdb_of
 from tests.queries.streams import legal_stream
+from tests.seeds import seeds
 
 Given = Mapping[str, TDB]
 points, one, two = SOURCES["points"], SOURCES["one"], SOURCES["two"]

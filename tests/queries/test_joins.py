@@ -19,12 +19,12 @@ from tests.queries.promises import (
     Run,
     check_batches,
     check_promises,
-    seeds,
     snapshot_at,
     tdb_of,
 )
 from tests.queries.streams import interleaved, legal_stream, without_revisions
 from tests.queries.vectors import agrees, cases, elements, inputs, outputs_of, run, tdb
+from tests.seeds import seeds
 
 ROWS = (("k", 1), ("k", 2), ("m", 1), (None, 1))
 

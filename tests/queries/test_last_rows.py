@@ -11,10 +11,11 @@ from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.queries.meaning import rows as meaning
 from lmerge_service.queries.operators.last_rows import LastRows
 from lmerge_service.tdb import TDB
-from tests.queries.promises import Run, check_batches, check_promises, seeds
+from tests.queries.promises import Run, check_batches, check_promises
 from tests.queries.streams import legal_stream, without_revisions
 from tests.queries.vectors import agrees, inputs, vectors
 from tests.queries.vectors import run as run_whole
+from tests.seeds import seeds
 
 By = Callable[[Any], Hashable] | None
 BY: dict[str, By] = {"all": None, "by": lambda p: p[0]}

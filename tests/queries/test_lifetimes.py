@@ -25,7 +25,7 @@ from lmerge_service.queries.operators.lifetimes import (
     Window,
 )
 from lmerge_service.tdb import TDB
-from tests.queries.promises import Make, check_batches, check_promises, seeds, tdb_of
+from tests.queries.promises import Make, check_batches, check_promises, tdb_of
 from tests.queries.streams import legal_stream, without_revisions
 from tests.queries.vectors import (
     agrees,
@@ -37,6 +37,7 @@ from tests.queries.vectors import (
     stream,
     tdb,
 )
+from tests.seeds import seeds
 
 Rule = Callable[[int], int]
 

@@ -22,13 +22,13 @@ from tests.queries.promises import (
     Run,
     check_batches,
     check_promises,
-    seeds,
     snapshot_at,
     tdb_of,
 )
 from tests.queries.streams import Feed, interleaved, legal_stream, without_revisions
 from tests.queries.vectors import agrees, inputs, tdb, vectors
 from tests.queries.vectors import run as run_whole
+from tests.seeds import seeds
 
 
 def making(combine: str) -> Make:

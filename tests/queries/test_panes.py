@@ -22,12 +22,12 @@ from tests.queries.promises import (
     check_batches,
     check_promises,
     inserts_only,
-    seeds,
     tdb_of,
 )
 from tests.queries.windows import (
     PAYLOADS,
     Raising,
+    check_refused,
     check_taken_back,
     feeds_of,
     group_of,
@@ -36,6 +36,7 @@ from tests.queries.windows import (
     summed,
     value_of,
 )
+from tests.seeds import seeds
 
 GRIDS = {"tumbling": Grid(4), "hop": Grid(6, 2, 1), "odd": Grid(5, 2)}
 LEVELS: tuple[Emit, ...] = ("on_update", "on_watermark", "on_close")
@@ -235,10 +236,7 @@ def test_what_is_no_fact_is_refused_and_changes_nothing() -> None:
         Adjust(("h", 1), 3, 4, 3),
         Adjust(("g", 1), 1, 2, 1),
     ]
-    for element in illegal:
-        assert windows.process(element) == []
-        assert [each for _, _, each in windows.refused] == [element]
-        windows.refused.clear()
+    check_refused(windows, illegal)
     assert windows.snapshot() == saved
 
 

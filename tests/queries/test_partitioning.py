@@ -13,8 +13,8 @@ from lmerge_service.queries.plan import Query, count, elements, facts, sum_, tum
 from lmerge_service.queries.properties import partition_columns
 from lmerge_service.tdb import TDB, Event
 from tests.queries.composed import SOURCES, drawn
-from tests.queries.promises import seeds
 from tests.queries.test_history import given_for
+from tests.seeds import seeds
 
 points, one, two = SOURCES["points"], SOURCES["one"], SOURCES["two"]
 

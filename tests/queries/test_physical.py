@@ -30,9 +30,10 @@ from lmerge_service.queries.plan import (
 from lmerge_service.queries.ranking import TopGroups
 from lmerge_service.tdb import TDB
 from tests.queries.composed import ROWS, Running, drawn, feeds_for, means, running
-from tests.queries.promises import check_promises, seeds, tdb_of
+from tests.queries.promises import check_promises, tdb_of
 from tests.queries.streams import legal_stream
 from tests.queries.test_plan import QUERIES
+from tests.seeds import seeds
 
 flights = facts("flights", time="time", fields={"origin": str, "delay": int})
 live = elements("live", {"k": str, "n": int})

@@ -10,7 +10,7 @@ from lmerge_service.queries.physical import physical
 from lmerge_service.queries.plan import count, hopping, sum_
 from lmerge_service.queries.plan_numbering import numbered_plans, physical_plans, summary
 from tests.queries.composed import SOURCES, drawn
-from tests.queries.promises import seeds
+from tests.seeds import seeds
 
 points, one, two = SOURCES["points"], SOURCES["one"], SOURCES["two"]
 MOVING = points.windows(hopping(6, every=2)).by("k").aggregate(n=count())

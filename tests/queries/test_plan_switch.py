@@ -16,7 +16,6 @@ from lmerge_service.queries.plan import count
 from lmerge_service.queries.plan_switch import RunningQuery, saved_output
 from lmerge_service.tdb import TDB, reconstitute
 from tests.queries.composed import drawn
-from tests.queries.promises import seeds
 from tests.queries.switching import (
     EQUIVALENT,
     ROWS,
@@ -27,6 +26,7 @@ from tests.queries.switching import (
     plans_of,
     streams_for,
 )
+from tests.seeds import seeds
 
 NAMES = pytest.mark.parametrize("name", EQUIVALENT)
 

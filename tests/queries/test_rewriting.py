@@ -28,8 +28,9 @@ from lmerge_service.queries.rewriting.closure import rewritten
 from lmerge_service.queries.rewriting.projections import tidy
 from lmerge_service.tdb import TDB
 from tests.queries.composed import SOURCES, drawn
-from tests.queries.promises import seeds, snapshot_at
+from tests.queries.promises import snapshot_at
 from tests.queries.test_history import given_for
+from tests.seeds import seeds
 
 points, one, two = SOURCES["points"], SOURCES["one"], SOURCES["two"]
 other, third = two.rename(m="n"), points.rename(o="n")

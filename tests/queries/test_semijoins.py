@@ -17,12 +17,12 @@ from tests.queries.promises import (
     Run,
     check_batches,
     check_promises,
-    seeds,
     snapshot_at,
     tdb_of,
 )
 from tests.queries.streams import Feed, interleaved, legal_stream, without_revisions
 from tests.queries.vectors import run as run_whole
+from tests.seeds import seeds
 
 PAYLOADS = ("a1", "a2", "b1", None)
 Key = Callable[[Any], Hashable]

@@ -16,8 +16,8 @@ from lmerge_service.queries.plan import Query, count, facts, hopping, sum_, tumb
 from lmerge_service.queries.plan_switch import RunningQuery
 from lmerge_service.tdb import TDB
 from tests.queries.composed import drawn
-from tests.queries.promises import seeds
 from tests.queries.switching import LEVELS, POINTS, A, plans_of, streams_for
+from tests.seeds import seeds
 
 OTHER = facts("others", time="t", fields={"k": str, "m": int})
 JOINED = POINTS.window(3).join(OTHER.window(5), "k")

@@ -18,7 +18,6 @@ from tests.queries.promises import (
     check_batches,
     check_promises,
     inserts_only,
-    seeds,
     tdb_of,
 )
 from tests.queries.streams import without_revisions
@@ -26,6 +25,7 @@ from tests.queries.windows import (
     PAYLOADS,
     USES,
     Raising,
+    check_refused,
     check_taken_back,
     feeds_of,
     group_of,
@@ -33,6 +33,7 @@ from tests.queries.windows import (
     raising_modules,
     value_of,
 )
+from tests.seeds import seeds
 
 LEVELS = ("on_update", "on_watermark", "on_close")
 
@@ -203,17 +204,12 @@ def test_what_its_state_shows_to_be_illegal_changes_nothing() -> None:
     for name in USES:
         windows = make(name)
         windows.process_batch([Insert(("g", 1), 6, 8), Stable(7)])
-        saved = windows.snapshot()
         illegal: list[Element] = [
             Insert(("g", 1), 6, 9),
             Adjust(("g", 1), 6, 9, 10),
             Adjust(("h", 1), 8, 9, 8),
         ]
-        for element in illegal:
-            assert windows.process(element) == []
-            assert [each for _, _, each in windows.refused] == [element]
-            windows.refused.clear()
-            assert windows.snapshot() == saved
+        check_refused(windows, illegal)
 
 
 def test_the_cost_is_that_of_the_snapshots_within() -> None:

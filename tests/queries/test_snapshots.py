@@ -38,11 +38,11 @@ from tests.queries.promises import (
     check_batches,
     check_promises,
     inserts_only,
-    seeds,
     snapshot_at,
     tdb_of,
 )
 from tests.queries.streams import Feed, legal_stream, without_revisions
+from tests.seeds import seeds
 
 LEVELS: tuple[Emit, ...] = ("on_update", "ordered", "on_watermark", "on_close")
 PAYLOADS = ("a", "b", "c", "d")

@@ -13,9 +13,16 @@ from lmerge_service.queries.operators.sources import Elements
 from lmerge_service.queries.operators.stateless import FlatMap, Project, Select
 from lmerge_service.queries.operators.union import Union
 from lmerge_service.tdb import TDB
-from tests.queries.promises import Make, Meaning, check_batches, check_promises, seeds, tdb_of
+from tests.queries.promises import (
+    Make,
+    Meaning,
+    check_batches,
+    check_promises,
+    tdb_of,
+)
 from tests.queries.streams import interleaved, legal_stream, without_revisions
 from tests.queries.vectors import agrees, cases, elements, inputs, outputs_of, run, tdb
+from tests.seeds import seeds
 
 UNARY: dict[str, tuple[Make, Meaning]] = {
     "select": (

@@ -28,8 +28,8 @@ from lmerge_service.queries.plan import (
 from lmerge_service.queries.properties import Keys, case, keys, stream_properties
 from lmerge_service.tdb import TDB, Event
 from tests.queries.composed import FIELDS, ROWS, SOURCES, chosen, drawn
-from tests.queries.promises import seeds
 from tests.queries.streams import Feed, interleaved, legal_stream, without_revisions
+from tests.seeds import seeds
 
 points, one, two = SOURCES["points"], SOURCES["one"], SOURCES["two"]
 KEYED = facts("keyed", time="t", fields=FIELDS, key=("k", "n"))

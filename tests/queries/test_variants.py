@@ -13,9 +13,10 @@ from lmerge_service.queries.plan_numbering import numbered_plans
 from lmerge_service.queries.properties import case
 from lmerge_service.tdb import TDB, compatibility, multiset_compatibility
 from tests.queries.composed import drawn
-from tests.queries.promises import seeds, tdb_of
+from tests.queries.promises import tdb_of
 from tests.queries.streams import interleaved
 from tests.queries.test_stream_properties import WITH_KEYS, streams_for
+from tests.seeds import seeds
 
 
 class Merged:

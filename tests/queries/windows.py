@@ -217,6 +217,16 @@ def raising_modules(hook: Raising) -> dict[str, Module]:
     return {"incremental": udo("1")(Incremental), "whole": whole, "values": values}
 
 
+def check_refused(operator: Operator, illegal: Iterable[Element]) -> None:
+    """Each of the elements is refused and changes nothing."""
+    saved = operator.snapshot()
+    for element in illegal:
+        assert operator.process(element) == []
+        assert [each for _, _, each in operator.refused] == [element]
+        operator.refused.clear()
+        assert operator.snapshot() == saved
+
+
 def check_taken_back(
     make: Callable[[Raising], Operator],
     label: str,

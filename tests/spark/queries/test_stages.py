@@ -19,7 +19,7 @@ from lmerge_service.spark.queries.stage_bucket import StageBucket, StageSettings
 from lmerge_service.spark.queries.stage_processor import StageProcessor, StageTask, Target
 from lmerge_service.spark.queries.stages import stages
 from lmerge_service.spark.state import run
-from tests.queries.promises import seeds
+from tests.seeds import seeds
 from tests.spark.merge.batches import Memory, fresh_cache
 from tests.spark.queries.stage_runs import (
     QUERIES,
