@@ -31,6 +31,11 @@ def up(
     path: Topology,
     detach: bool = flag("Return once all is started, and let it run.", "--detach", "-d"),
     bootstrap: TopologyBootstrap = None,
+    dashboard: bool = flag(
+        "With a page about the workers, if the extra `dashboard` is installed.",
+        "--dashboard/--no-dashboard",
+        default=True,
+    ),
     as_json: Json = False,
 ) -> None:
     """Start all that a topology names, and show it live until Ctrl-C, which ends all of it.
@@ -43,14 +48,19 @@ def up(
     import asyncio
     import os
 
+    from lmerge_service.cli.dashboard import PORT
+    from lmerge_service.dashboard.installed import is_installed
     from lmerge_service.local.up.plan import plan
     from lmerge_service.local.up.runs import folder_of
 
     warnings_only()
-    planned = plan(path, bootstrap or os.environ.get("LMERGE_BOOTSTRAP"))
+    port = PORT if dashboard and is_installed() else None
+    planned = plan(path, bootstrap or os.environ.get("LMERGE_BOOTSTRAP"), dashboard_port=port)
     folder = folder_of(planned.name)
     if detach:
-        _report_up(_detached(planned, folder, bootstrap), folder, as_json=as_json)
+        more = [*(["--bootstrap", bootstrap] if bootstrap else [])]
+        more += [] if dashboard else ["--no-dashboard"]
+        _report_up(_detached(planned, folder, more), folder, as_json=as_json)
         return
     folder.mkdir(parents=True, exist_ok=True)
     raise typer.Exit(asyncio.run(_attended(planned, folder, as_json=as_json)))
@@ -142,7 +152,7 @@ def _statuses(plan: "ProcessPlan") -> Iterator[dict[str, Any]]:
 # --- in the background ----------------------------------------------------------------------------
 
 
-def _detached(plan: "ProcessPlan", folder: Path, bootstrap: str | None) -> "UpRun":
+def _detached(plan: "ProcessPlan", folder: Path, options: Sequence[str]) -> "UpRun":
     """Starts another `lmerge up` in the background; what it has written down when all is started.
 
     Raises:
@@ -158,7 +168,6 @@ def _detached(plan: "ProcessPlan", folder: Path, bootstrap: str | None) -> "UpRu
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "up.log"
     before = log.stat().st_size if log.exists() else 0
-    options = ["--bootstrap", bootstrap] if bootstrap else []
     command = [*LMERGE, "up", str(plan.path), *options]
     pid, _ = jvm.spawn(command, Path.cwd(), log, dies_with_us=False)
     while True:
@@ -188,6 +197,8 @@ def _report_up(run: "UpRun", folder: Path, *, as_json: bool) -> None:
         f"{run.name} is up, on Kafka at {run.bootstrap}: {len(run.processes)} processes; logs are "
         f"in {folder}; `lmerge down {run.path}` ends it"
     )
-    processes = [f"  {name:<24} process {known.pid}" for name, known in run.processes.items()]
-    report(msgspec.to_builtins(run) | {"folder": str(folder)}, line, *processes, as_json=as_json)
+    lines = [f"  {name:<24} process {known.pid}" for name, known in run.processes.items()]
+    if run.dashboard:
+        lines.append(f"the dashboard is at {run.dashboard}")
+    report(msgspec.to_builtins(run) | {"folder": str(folder)}, line, *lines, as_json=as_json)
     sys.stdout.flush()

@@ -64,6 +64,8 @@ def _screen(supervisor: "Supervisor", workers: Sequence[WorkerView]) -> "Rendera
             Text(life.why),
         )
     head = Text(f"{supervisor.plan.name}, on Kafka at {supervisor.bootstrap}", style="bold")
+    if supervisor.plan.dashboard is not None:
+        head.append(f"\nthe dashboard is at {supervisor.plan.dashboard}", style="cyan")
     foot = Text(
         f"Ctrl-C ends all of it; logs, and the token for commands that decide, are in "
         f"{supervisor.folder}",
@@ -81,6 +83,8 @@ class _Lines:
         self._workers: dict[str, str] = {}
         self._progress: dict[str, str] = {}
         self._next = 0.0
+        if supervisor.plan.dashboard is not None:
+            typer.echo(f"the dashboard is at {supervisor.plan.dashboard}")
 
     def show(self, workers: Sequence[WorkerView]) -> None:
         for line in [*self._changed(), *changes(workers, self._workers), *self._moved(workers)]:
@@ -123,6 +127,7 @@ class _Documents:
             "name": self._supervisor.plan.name,
             "bootstrap": self._supervisor.bootstrap,
             "folder": str(self._supervisor.folder),
+            "dashboard": self._supervisor.plan.dashboard,
             "processes": [_document(life) for life in self._supervisor.lives.values()],
             "workers": [
                 {"at": seen.address, "status": seen.status, "away": seen.away} for seen in workers

@@ -7,16 +7,16 @@ Who owns what
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from importlib.util import find_spec
 from typing import Any, Final
 
 from lmerge_service.config.topology import Http
+from lmerge_service.dashboard.installed import is_installed
 from lmerge_service.dashboard.watching import Watched
 from lmerge_service.errors import EnvironmentMissingError
 from lmerge_service.http.server import serve
 from lmerge_service.signals import orderly_end
 
-__all__ = ("is_installed", "run")
+__all__ = ("run",)
 
 _SERVER: Final[Mapping[str, Any]] = {
     "lifespan": "on",
@@ -27,11 +27,6 @@ _SERVER: Final[Mapping[str, Any]] = {
     "timeout_keep_alive": 30,
     "ws_max_size": 1 << 20,
 }
-
-
-def is_installed() -> bool:
-    """Whether the extra `dashboard` is."""
-    return find_spec("nicegui") is not None
 
 
 async def run(

@@ -42,7 +42,7 @@ class Upped:
         self._output = self.folder / "output"
         with self._output.open("wb") as out, (self.folder / "errors").open("wb") as err:
             self.process = subprocess.Popen(
-                [*LMERGE, "up", str(self._topology), "--json"],
+                [*LMERGE, "up", str(self._topology), "--json", "--no-dashboard"],
                 env=_environment(self.folder, self._bootstrap),
                 stdout=out,
                 stderr=err,

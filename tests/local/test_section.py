@@ -125,6 +125,22 @@ def test_workers_have_consecutive_ports_from_the_topology_s_on(tmp_path: Path) -
         assert list(plan(path).merges[0].workers.values()) == [at[0], *at[2:]]
 
 
+def test_a_dashboard_asks_all_workers_and_queries_and_keeps_nothing_up(tmp_path: Path) -> None:
+    section = "up:\n  workers: 2\n  processes:\n    - {name: a, command: [lmerge, query, run, f:q]}"
+    found = plan(write(tmp_path, section), dashboard_port=8320)
+    *others, query, page = found.members
+    assert not any(each.attends for each in others)
+    assert page.attends
+    port = query.command[query.command.index("--http-port") + 1]
+    workers = found.merges[0].workers.values()
+    watched = [str(tmp_path / "t.yaml"), *workers, f"http://127.0.0.1:{port}"]
+    assert found.dashboard is not None
+    options = ["--port", found.dashboard.rpartition(":")[2]]
+    assert page.command == (*LMERGE, "dashboard", *watched, *options)
+    none = plan(write(tmp_path, "up: {workers: 0}"), dashboard_port=8320)
+    assert (none.members, none.dashboard) == ((), None)
+
+
 def test_what_is_started_with_a_topology_has_its_name_before_its_own(tmp_path: Path) -> None:
     write(tmp_path, "up:\n  processes:\n    - {name: a, command: [lmerge], after: []}", "east")
     found = plan(write(tmp_path, "up: {broker: {}, merges: [east.yaml]}"))

@@ -12,8 +12,8 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +32,7 @@ _FINAL_CODES: Final = frozenset({2, 4, 5})
 _VARIABLE: Final = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 """In an argument, as Kubernetes has it: the value of a variable of the process's environment."""
 _SET_AT_START: Final = "LMERGE_BOOTSTRAP"
+_HTTP_PORT: Final = "--http-port"
 _NEAR: Final = 100
 """So many ports from `http.port` on are tried."""
 
@@ -47,6 +48,8 @@ class PlannedProcess:
     """Over our own."""
     topics: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
+    attends: bool = False
+    """It only looks on: when all others have ended, there is nothing for it to do."""
 
     def arguments(self, environment: Mapping[str, str]) -> tuple[str, ...]:
         """The command with the values of its variables."""
@@ -56,12 +59,13 @@ class PlannedProcess:
 
     def starts_again(self, code: int) -> bool:
         """Whether it is to run again after it ended with this code (negative: by a signal)."""
-        if self.restart.when == "never" or (self._ours and code in _FINAL_CODES):
+        if self.restart.when == "never" or (self.runs_ours and code in _FINAL_CODES):
             return False
         return self.restart.when == "always" or code != 0
 
     @property
-    def _ours(self) -> bool:
+    def runs_ours(self) -> bool:
+        """Whether it is an `lmerge` command."""
         return self.command[: len(LMERGE)] == LMERGE
 
 
@@ -87,10 +91,15 @@ class ProcessPlan:
     merges: tuple[Merge, ...]
     token: str = field(repr=False)
     """The control token, where a topology has none; new for each plan."""
+    dashboard: str | None = None
+    """Where its dashboard is, if it has one."""
 
 
-def plan(path: Path, bootstrap: str | None = None) -> ProcessPlan:
-    """What `lmerge up` is to start; a `bootstrap` that is given takes the place of a broker.
+def plan(
+    path: Path, bootstrap: str | None = None, *, dashboard_port: int | None = None
+) -> ProcessPlan:
+    """What `lmerge up` is to start; a `bootstrap` that is given takes the place of a broker. With a
+    `dashboard_port`, a dashboard at the first free port from that on.
 
     Raises:
         ConfigurationError: a file is no topology, has no section `up`, or names a program that is
@@ -119,8 +128,50 @@ def plan(path: Path, bootstrap: str | None = None) -> ProcessPlan:
             variables["LMERGE_WORKER"] = next(iter(addresses.values()))
         members += _processes(file, section, prefix, variables)
     broker = None if bootstrap else up.broker
+    address = None
+    if dashboard_port is not None and (watched := _watched(merges)):
+        members, queries = _with_ports(members, ports)
+        address = f"http://127.0.0.1:{_port(dashboard_port, ports)}"
+        members.append(_dashboard(first, merges, [*watched, *queries], address))
     return ProcessPlan(
-        topology.name, first, broker, topology.kafka, tuple(members), tuple(merges), token
+        topology.name, first, broker, topology.kafka, tuple(members), tuple(merges), token, address
+    )
+
+
+def _watched(merges: Sequence[Merge]) -> list[str]:
+    """Workers that a dashboard can ask: those without TLS, which needs options."""
+    return [at for each in merges if not each.topology.http.tls for at in each.workers.values()]
+
+
+def _with_ports(
+    members: Sequence[PlannedProcess], taken: set[int]
+) -> tuple[list[PlannedProcess], list[str]]:
+    """The members, queries among them with an HTTP port that is known; and these addresses."""
+    found, addresses = list[PlannedProcess](), list[str]()
+    for each in members:
+        if each.command[len(LMERGE) :][:2] == ("query", "run") and each.runs_ours:
+            if _HTTP_PORT in each.command[:-1]:
+                port = each.command[each.command.index(_HTTP_PORT) + 1]
+            else:
+                port = str(_port(0, taken))
+                each = replace(each, command=(*each.command, _HTTP_PORT, port))  # noqa: PLW2901
+            addresses.append(f"http://127.0.0.1:{port}")
+        found.append(each)
+    return found, addresses
+
+
+def _dashboard(
+    path: Path, merges: Sequence[Merge], watched: Sequence[str], address: str
+) -> PlannedProcess:
+    read = merges[0].topology.http.read_token
+    environment = {} if read is None else {"LMERGE_TOKEN": read.read().get_secret_value()}
+    port = address.rpartition(":")[2]
+    return PlannedProcess(
+        name="dashboard",
+        command=(*LMERGE, "dashboard", str(path), *watched, "--port", port),
+        restart=Restart(),
+        environment=environment,
+        attends=True,
     )
 
 

@@ -84,6 +84,8 @@ class UpRun(msgspec.Struct, kw_only=True):
     bootstrap: str = ""
     broker: bool = False
     """Whether a local Kafka belongs to it."""
+    dashboard: str | None = None
+    """Where the dashboard is, if there is one."""
     ready: bool = False
     """Whether all has been started that waits for nothing."""
     processes: dict[str, KnownProcess] = {}

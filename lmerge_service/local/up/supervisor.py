@@ -132,6 +132,7 @@ class Supervisor:
             name=plan.name,
             supervisor=us,
             broker=self._broker is not None,
+            dashboard=plan.dashboard,
         )
         self._processes = Processes(folder, die_with_us=False, directory=folder)
         self._tasks: list[asyncio.Task[None]] = []
@@ -209,7 +210,8 @@ class Supervisor:
     @property
     def over(self) -> bool:
         """Whether nothing runs any more but Kafka, nor ever will."""
-        return all(life.over.is_set() for life in self.lives.values() if life.name != _KAFKA)
+        working = [each.name for each in self.plan.members if not each.attends]
+        return all(self.lives[name].over.is_set() for name in working)
 
     def check(self) -> None:
         """Raises what ended a task that should not have ended: a bug of ours, or a full disk."""
