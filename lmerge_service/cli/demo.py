@@ -10,7 +10,7 @@ import typer
 
 from lmerge_service.cli.options import Json, address, flag, option, warnings_only
 from lmerge_service.cli.words import fields_of, print_json
-from lmerge_service.errors import ConfigurationError, single_error
+from lmerge_service.errors import ConfigurationError, EnvironmentMissingError, single_error
 from lmerge_service.signals import cancelled_by_signal
 from lmerge_service.workloads.flights import MONTHS
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from lmerge_service.demo.acting import DemoResult
+    from lmerge_service.demo.page import DemoPage
 
 __all__ = ("demo",)
 
@@ -31,7 +32,7 @@ def demo(
     pace: float | None = option(
         "SECONDS",
         "In which the fastest replica publishes everything. "
-        "[default: 12, 80 with --year, 90 with --spark]",
+        "[default: 12, 80 with --year, 90 with --spark or --watch]",
         min=1,
         default=None,
     ),
@@ -46,6 +47,11 @@ def demo(
         "Another play: a query over the month by two plans in Spark and one in "
         "Python; needs the extra `spark`.",
         "--spark",
+    ),
+    watch: bool = flag(
+        "Slowly, before the dashboard in a browser, which stays until Enter is pressed; needs "
+        "the extra `dashboard`.",
+        "--watch",
     ),
     keep: Path | None = option("FOLDER", "Leave files and logs there.", default=None),
     json: Json = False,
@@ -65,12 +71,15 @@ def demo(
     folder = keep or Path(tempfile.mkdtemp(prefix="lmerge-demo-"))
     folder.mkdir(parents=True, exist_ok=True)
     options: dict[str, Any] = {"seed": seed, "bootstrap": bootstrap, "console": console}
+    if (page := _page(watch)) is not None:
+        options["page"] = page
     if spark and year:
         raise ConfigurationError("--spark plays with one month: --month N instead of --year")
     if spark:
         options |= {"month": month, "pace": pace or 90}
     else:
-        options |= {"months": MONTHS if year else (month,), "pace": pace or (80 if year else 12)}
+        fastest = 80 if year else 90 if watch else 12
+        options |= {"months": MONTHS if year else (month,), "pace": pace or fastest}
     try:
         result = asyncio.run(_interruptible(_play(spark), folder, **options))
     finally:
@@ -81,6 +90,18 @@ def demo(
     else:
         _show(console, result)
     raise typer.Exit(0 if result.finding.good else 1)
+
+
+def _page(watch: bool) -> "DemoPage | None":
+    """The dashboard, where its extra is installed."""
+    from lmerge_service.dashboard.installed import MISSING, is_installed
+    from lmerge_service.demo.page import DemoPage
+
+    if is_installed():
+        return DemoPage(watch)
+    if watch:
+        raise EnvironmentMissingError(MISSING)
+    return None
 
 
 def _play(spark: bool) -> "Callable[..., Awaitable[DemoResult]]":

@@ -69,7 +69,7 @@ def race(
     axis = {"min": int(since * 1000), "max": int(until * 1000), "type": "time"}
     quiet = {"axisLine": {"lineStyle": {"color": ink["faint"]}}, "axisLabel": {"color": ink["dim"]}}
     dated = unit is not None and not relative
-    dates = {"formatter": "{yyyy}-{MM}-{dd}\n{HH}:{mm}:{ss}"} if dated else {}
+    dates = {"formatter": "{yyyy}-{MM}-{dd} {HH}:{mm}"} if dated else {}
     return {
         "animation": False,
         "useUTC": True,
@@ -79,8 +79,8 @@ def race(
                    "pageTextStyle": {"color": ink["text"]}, "data": [*lines, "the output"]},
         "tooltip": {"trigger": "axis", "confine": True, **_tooltip(ink)},
         "axisPointer": {"link": [{"xAxisIndex": "all"}]},
-        "grid": [{"left": 76, "right": 14, "top": 34, "bottom": 84},
-                 {"left": 76, "right": 14, "height": 24, "bottom": 26}],
+        "grid": [{"left": 116, "right": 14, "top": 34, "bottom": 84},
+                 {"left": 116, "right": 14, "height": 24, "bottom": 26}],
         "xAxis": [{**axis, **quiet, "axisLabel": {"show": False}, "gridIndex": 0},
                   {**axis, **quiet, "gridIndex": 1, "splitLine": {"show": False},
                    "axisLabel": {"color": ink["dim"], "hideOverlap": True}}],
@@ -106,8 +106,8 @@ def numbers(
     return {
         "animation": False,
         "useUTC": True,
-        "aria": {"enabled": True, "label": {"description": f"{title}, {unit}, over time"}},
-        "title": {"text": f"{title}, {unit}", "textStyle": {"fontSize": 13, "fontWeight": 600,
+        "aria": {"enabled": True, "label": {"description": f"{title} over time"}},
+        "title": {"text": f"{title}, {unit}" if unit else title, "textStyle": {"fontSize": 13, "fontWeight": 600,
                   "color": ink["text"]}, "top": 0, "left": 4},
         "tooltip": {"trigger": "axis", "confine": True, **_tooltip(ink)},
         "legend": {"show": len(series) > 1, "type": "scroll", "top": 18, "left": 4,

@@ -52,7 +52,7 @@ def application(watched: Watched, where: Http) -> ASGIApp:
 
     ui.run_with(
         app, title="lmerge", dark=None, language="en-US", tailwind=False,
-        show_welcome_message=False, reconnect_timeout=10.0, favicon="⑂",
+        show_welcome_message=False, reconnect_timeout=30.0, favicon="⑂",
     )  # fmt: skip
     return Door(app, where)
 
@@ -283,7 +283,7 @@ def _options(
         "latency": charts.numbers(
             "read to commit", points(p50="commit p50", p99="commit p99"), unit="ms", **common
         ),
-        "live": charts.numbers("live events", points(live="live events"), unit="events", **common),
+        "live": charts.numbers("live events", points(live="live events"), unit="", **common),
         "memory": charts.numbers("memory", memory, unit="MB", scale=1e-6, **common),
     }
 

@@ -211,7 +211,7 @@ def _cutover(view: MergeView) -> str:
 
 def _log(watched: WatchedMerge) -> str:
     lines = watched.happenings.newest_first()[:_MOST_LINES]
-    return render("dashboard/log.html", lines=lines, clock=clock)
+    return render("dashboard/log.html", lines=lines, clock=clock, shortened=shortened)
 
 
 # --- workers and queries --------------------------------------------------------------------------

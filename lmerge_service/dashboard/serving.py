@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from lmerge_service.config.topology import Http
-from lmerge_service.dashboard.installed import is_installed
+from lmerge_service.dashboard.installed import MISSING, is_installed
 from lmerge_service.dashboard.watching import Watched
 from lmerge_service.errors import EnvironmentMissingError
 from lmerge_service.http.server import serve
@@ -38,9 +38,7 @@ async def run(
         EnvironmentMissingError: the extra `dashboard` is missing, or the port is taken.
     """
     if not is_installed():
-        raise EnvironmentMissingError(
-            "the dashboard needs the extra 'dashboard': pip install 'lmerge-service[dashboard]'"
-        )
+        raise EnvironmentMissingError(MISSING)
     from lmerge_service.dashboard.page import application
 
     stop, loop = asyncio.Event(), asyncio.get_running_loop()

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.live import Live
 
 from lmerge_service.config import topology as topologies
+from lmerge_service.demo.page import DemoPage
 from lmerge_service.demo.throughput import Throughput
 from lmerge_service.demo.verdict import DemoVerdict, find
 from lmerge_service.demo.watch import plain_line, screen
@@ -51,6 +52,7 @@ class Play:
         for."""
         path = shipped_topology(topology)
         self.stage, self.console, self.patience = stage, console, patience
+        self.path = path
         self.connection = Connection(stage.bootstrap)
         self.merging = topologies.load(path, bootstrap=stage.bootstrap)
         self.worker = WorkerProcess(stage, "worker", path, ("--bootstrap", stage.bootstrap))
@@ -78,8 +80,11 @@ async def staged(folder: Path, bootstrap: str | None, console: Console) -> Async
         yield stage
 
 
-async def act(acting: Play, script: Callable[[], Awaitable[None]]) -> None:
-    """The worker merges while a script is played; until the consumer has seen the end.
+async def act(
+    acting: Play, script: Callable[[], Awaitable[None]], page: DemoPage | None = None
+) -> None:
+    """The worker merges while a script is played; until the consumer has seen the end. With a
+    `page`, a dashboard shows it.
 
     Raises:
         LMergeError: the worker has ended by itself, or something stopped moving.
@@ -89,6 +94,10 @@ async def act(acting: Play, script: Callable[[], Awaitable[None]]) -> None:
             await topics.ensure(topic)
     await acting.worker.start()
     acting.status = await acting.worker.running(seconds=30)
+    address = ""
+    if page is not None:
+        path, at = str(acting.path), acting.worker.address
+        address = await page.start(acting.stage, path, at, acting.console)
     async with asyncio.TaskGroup() as group:
         following = group.create_task(acting.follower.run(), name="follower")
         looking = group.create_task(_look(acting), name="status")
@@ -97,6 +106,8 @@ async def act(acting: Play, script: Callable[[], Awaitable[None]]) -> None:
         await wait(acting, "the consumer to see the end", following.done)
         for task in (looking, viewing):
             task.cancel()
+    if page is not None:
+        await page.stay(address, acting.console)
     acting.report("the worker is stopped (SIGTERM)")
     await acting.worker.end()
     acting.worker.check()

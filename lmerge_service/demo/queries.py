@@ -25,6 +25,7 @@ from typing import Any, Final
 from rich.console import Console
 
 from lmerge_service.demo.acting import DemoResult, Play, act, judged, staged, until_done, wait
+from lmerge_service.demo.page import DemoPage
 from lmerge_service.formats.payload import canonical
 from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.source import Source, TopicPartition
@@ -68,8 +69,9 @@ def _first_of(month: int) -> int:
 
 
 async def play_queries(
-    folder: Path, *, month: int, seed: int, pace: float, bootstrap: str | None, console: Console
-) -> DemoResult:
+    folder: Path, *, month: int, seed: int, pace: float, bootstrap: str | None, console: Console,
+    page: DemoPage | None = None,
+) -> DemoResult:  # fmt: skip
     """Runs the whole play; whatever it started has ended when this returns or raises.
 
     Raises:
@@ -80,7 +82,7 @@ async def play_queries(
         acting = _Play(stage, console, month)
         async with Topics(acting.connection) as topics:
             await topics.ensure(_FACTS, partitions=_WIDTH)
-        await act(acting, lambda: _script(acting, seed, pace))
+        await act(acting, lambda: _script(acting, seed, pace), page)
         facts = await _facts(acting.connection)
         finding = await judged(acting, delays(facts))
     return DemoResult(

@@ -15,6 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from lmerge_service.demo.acting import DemoResult, Play, act, judged, staged, until_done, wait
+from lmerge_service.demo.page import DemoPage
 from lmerge_service.demo.throughput import measure
 from lmerge_service.formats.ndjson import ElementWriter
 from lmerge_service.local.processes import Child
@@ -45,6 +46,7 @@ async def play(
     pace: float,
     bootstrap: str | None,
     console: Console,
+    page: DemoPage | None = None,
 ) -> DemoResult:
     """Runs the whole play; whatever it started has ended when this returns or raises.
 
@@ -55,7 +57,7 @@ async def play(
     lives, reference, sizes = _present(folder, months, seed, console)
     async with staged(folder, bootstrap, console) as stage:
         acting = _Play(stage, console, pace, sizes)
-        await act(acting, lambda: _script(acting))
+        await act(acting, lambda: _script(acting), page)
         finding = await judged(acting, reference)
         console.print("measuring throughput beside a pass-through of the same bytes …")
         await measure(acting.merging, ".warm")

@@ -1,0 +1,241 @@
+"""The page in a real browser: what it shows, who may act, and that nothing it is given runs."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from tests.certificates import Authority
+from tests.dashboard.browser import Dashboard, in_browser, need_browser, opened
+from tests.dashboard.documents import output, replica, status, task
+from tests.dashboard.served import TOKEN, ServedWorker, served
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = [pytest.mark.xdist_group("browser"), pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def worker() -> Iterator[ServedWorker]:
+    need_browser()
+    held = {"guard": "max_leap", "partition": 2, "offset": 7, "reason": "too far", "seconds": 5.0,
+            "remedy": "raise max_leap", "waits_for": ["b is at 3"]}  # fmt: skip
+    document = status(
+        replica("a"), replica("b", held=[held], state="joined", behind_output=5_000),
+        replica("c", state="quarantined", why="its clock is ahead", breaches={"order": 3}),
+        health="degraded", reasons=["c: in quarantine"], reason_kinds=["quarantined"],
+        control_log={"read": 1},
+    )  # fmt: skip
+    with served(ServedWorker(document)) as found:
+        yield found
+
+
+def confirm(page: "Page") -> str:
+    """Presses Confirm; what is reported."""
+    report = page.locator(".card [role=status]")
+    before = report.last.inner_text()
+    page.click(".lm-confirm")
+    page.wait_for_function(
+        "before => { const all = document.querySelectorAll('.card [role=status]');"
+        " return all.length && all[all.length - 1].innerText !== before }",
+        arg=before,
+    )
+    return report.last.inner_text()
+
+
+def test_it_shows_what_is_wrong_in_words_and_acts_with_the_right_token_only(
+    worker: ServedWorker, tmp_path: Path
+) -> None:
+    with Dashboard(tmp_path, worker.address) as dashboard, opened(dashboard) as page:
+        text = page.inner_text("main")
+        for each in ("a ◀ leads", "quarantined", "its clock is ahead", "raise max_leap",
+                     "b is at 3", "breaches: 3"):  # fmt: skip
+            assert each in text, each
+        page.click('button[data-act="detach"][data-replica="a"]')
+        page.wait_for_selector(".lm-confirm")
+        assert "another replica takes over" in page.inner_text(".card")
+        assert "read-only" in confirm(page)
+        page.fill(".lm-token input", "not-the-token-of-these")
+        assert "changes need the control token" in confirm(page)
+        assert worker.asked == []
+        page.fill(".lm-token input", TOKEN)
+        assert "version 2" in confirm(page)
+        ((path, body),) = worker.asked
+        assert path == "replicas/a/detach"
+        assert body["expects"] == 1
+        assert page.evaluate("JSON.stringify([localStorage, sessionStorage, document.cookie])") in (
+            '[{},{},""]',
+        )
+        page.reload()
+        page.wait_for_selector("text=Enter token")  # it was in that page's memory only
+
+
+@pytest.mark.full
+def test_every_action_asks_what_its_form_says_and_shows_a_refusal(
+    worker: ServedWorker, tmp_path: Path
+) -> None:
+    with Dashboard(tmp_path, worker.address) as dashboard, opened(dashboard) as page:
+        page.click("text=Enter token")
+        page.fill(".lm-token input", "wrong-wrong-wrong-wrong")
+        assert "need the control token" in confirm(page)
+        page.fill(".lm-token input", TOKEN)
+        page.click(".lm-confirm")
+        page.wait_for_selector("text=Forget token")
+        for opener, fields, expected in (
+            ('[data-act="quarantine"][data-replica="b"]', {"reason": "odd"},
+             ("replicas/b/quarantine", {"reason": "odd"})),
+            ('[data-act="release"][data-replica="c"]', {"joining_at": "42"},
+             ("replicas/c/release", {"joining_at": 42})),
+            (".lm-attach", {"name": "d", "topic": "t.d"},
+             ("replicas/d/attach", {"topic": "t.d"})),
+            (".lm-policy", {"insert": "quorum(2)", "stable": "lag(5)"},
+             ("policy", {"insert": "quorum(2)", "adjust": "lazy", "stable": "lag(5)"})),
+            ('[data-act="cutover"][data-replica="a"]', {"coming": "d", "topic": "t.d"},
+             ("cutover/begin", {"coming": "d", "attach": {"topic": "t.d"}})),
+        ):  # fmt: skip
+            page.click(opener)
+            page.wait_for_selector(".lm-confirm")
+            if opener.startswith('[data-act="cutover"'):
+                page.click(".lm-field-leaving")
+                page.click('.q-menu .q-item:has-text("a")')
+            for name, value in fields.items():
+                page.fill(f".lm-field-{name} input", value)
+            assert "version 2" in confirm(page), opener
+            path, body = worker.asked.pop()
+            assert path == expected[0]
+            assert expected[1].items() <= body.items()
+            page.click("text=Close")
+            page.wait_for_selector(".lm-confirm", state="detached")
+        worker.refuses = "version 5 came between"
+        page.click('[data-act="detach"][data-replica="b"]')
+        page.wait_for_selector(".lm-confirm")
+        assert "refused: version 5 came between" in confirm(page)
+
+
+@pytest.mark.full
+def test_a_gap_can_be_accepted_and_a_running_cutover_aborted(
+    worker: ServedWorker, tmp_path: Path
+) -> None:
+    cutover = {"leaving": "a", "coming": "d", "state": "watching", "since": 4, "began": 3,
+               "who": "anna", "why": None, "tasks": [{"partition": 0, "ready": False}]}  # fmt: skip
+    waiting = {**task(0), "cutover": "d is behind"}
+    worker.status = {
+        **(worker.status or {}), "output": output(gap="[3, 9) until d joins"), "cutover": cutover,
+        "tasks": [waiting],
+    }  # fmt: skip
+    with Dashboard(tmp_path, worker.address) as dashboard, opened(dashboard) as page:
+        text = page.inner_text("main")
+        assert "A gap holds the output" in text
+        assert "0 of 1 tasks are ready" in text
+        assert "Task 0 waits: d is behind" in text
+        page.click('[data-act="accept-gap"]')
+        page.wait_for_selector(".lm-confirm")
+        assert page.input_value(".lm-field-input input") == "d"
+        page.fill(".lm-token input", TOKEN)
+        assert "is missing" in confirm(page)
+        page.fill(".lm-field-until input", "9")
+        assert "version 2" in confirm(page)
+        path, body = worker.asked.pop()
+        assert path == "accept-gap"
+        assert (body["input"], body["until"]) == ("d", 9)
+        page.click("text=Close")
+        page.wait_for_selector(".lm-confirm", state="detached")
+        page.click('[data-act="abort"]')
+        page.wait_for_selector(".lm-confirm")
+        assert "version 2" in confirm(page)
+        assert worker.asked.pop()[0] == "cutover/abort"
+
+
+@pytest.mark.full
+def test_nothing_that_comes_from_a_worker_runs(worker: ServedWorker, tmp_path: Path) -> None:
+    evil = "<script>window.owned = 1</script><img src=x onerror='window.owned = 1'>"
+    worker.status = status(
+        replica(evil, topic=evil, state="quarantined", why=evil, breaches={evil: 2}),
+        name=evil, reasons=[evil], reason_kinds=["x"], output=output(topic=evil, leader=evil),
+    )  # fmt: skip
+    with Dashboard(tmp_path, worker.address) as dashboard, opened(dashboard) as page:
+        page.click('button[data-act="evidence"]')
+        page.wait_for_selector("text=What was found of")
+        page.wait_for_timeout(3_000)
+        assert page.evaluate("window.owned") is None
+        assert "<script>window.owned" in page.inner_text("main")
+
+
+@pytest.mark.full
+def test_it_says_that_a_worker_is_away_and_recovers_by_itself(
+    worker: ServedWorker, tmp_path: Path
+) -> None:
+    with Dashboard(tmp_path, worker.address) as dashboard, opened(dashboard) as page:
+        known, worker.status = worker.status, None
+        page.wait_for_selector("text=no worker answers")
+        assert page.locator("tr[data-replica]").count() == 3, "what was known stays"
+        worker.status = known
+        page.wait_for_selector("text=somebody should look")
+        page.wait_for_selector('tr[data-kind="worker"]:has-text("does not answer")')
+
+
+@pytest.mark.full
+def test_keyboard_focus_stays_while_the_page_is_brought_up_to_date(
+    worker: ServedWorker, tmp_path: Path
+) -> None:
+    with (
+        Dashboard(tmp_path, worker.address) as dashboard,
+        opened(dashboard, dark=True, width=390) as page,
+    ):
+        focused = '[data-act="detach"][data-replica="b"]'
+        page.focus(focused)
+        replicas = [{**each, "stable_point": 999} for each in (worker.status or {})["replicas"]]
+        worker.status = {**(worker.status or {}), "replicas": replicas}
+        page.wait_for_selector('tr[data-replica="b"]:has-text("1970-01-01 00:00:00")')
+        assert page.evaluate(f"document.activeElement.matches('{focused}')")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".lm-confirm")
+        assert page.evaluate("document.body.classList.contains('body--dark')")
+        wide = page.evaluate("document.documentElement.scrollWidth")
+        assert wide <= 390, "nothing sticks out on a narrow screen"
+
+
+@pytest.mark.full
+def test_elsewhere_it_wants_tls_and_a_login(worker: ServedWorker, tmp_path: Path) -> None:
+    identity = Authority(tmp_path).sign("page")
+    token = tmp_path / "login"
+    token.write_text("sixteen-characters-or-more\n")
+    options = ["--tls-certificate", str(identity.both), "--login-token-file", str(token)]
+    with Dashboard(tmp_path, worker.address, *options) as dashboard:
+        assert dashboard.address.startswith("https://")
+        with in_browser() as page:
+            page.goto(dashboard.address)
+            page.fill("#token", "wrong")
+            page.click("button")
+            page.wait_for_selector("text=This is not the token")
+            page.fill("#token", "sixteen-characters-or-more")
+            page.click("button")
+            page.wait_for_selector("tr[data-replica]")
+            (cookie,) = page.context.cookies()
+            assert (cookie["httpOnly"], cookie["secure"], cookie["sameSite"]) == (
+                True, True, "Strict"
+            )  # fmt: skip
+
+
+@pytest.mark.full
+def test_strangers_are_turned_away_and_no_get_changes_anything(
+    worker: ServedWorker, tmp_path: Path
+) -> None:
+    with Dashboard(tmp_path, worker.address) as dashboard:
+        with httpx.Client(base_url=dashboard.address, trust_env=False, timeout=30) as client:
+            assert client.get("/", headers={"origin": "http://evil.example"}).status_code == 403
+            assert client.get("/", headers={"host": "evil.example"}).status_code == 421
+            upgrade = {"upgrade": "websocket", "connection": "Upgrade", "sec-websocket-version":
+                       "13", "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
+                       "origin": "http://evil.example"}  # fmt: skip
+            socket = "/_nicegui_ws/socket.io/?EIO=4&transport=websocket"
+            assert client.get(socket, headers=upgrade).status_code == 403
+            assert client.post("/", json={}).status_code == 405
+            assert client.delete("/").status_code == 405
+            page = client.get("/")
+            assert "frame-ancestors 'none'" in page.headers["content-security-policy"]
+            assert page.status_code == 200
+        assert worker.asked == []
