@@ -90,9 +90,9 @@ _COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
         read.read, publish.publish,
     ),
     "Running workers": (
-        control.status, watch.watch, dashboard.dashboard, control.attach, control.detach,
+        control.status, watch.watch, control.attach, control.detach,
         jumpstart.jumpstart, cutover.cutover, control.quarantine, control.release,
-        control.accept_gap, control.policy, control.decisions, drill.drill,
+        control.accept_gap, control.policy, control.decisions, dashboard.dashboard, drill.drill,
         restart_output.restart_output,
     ),
     "Streams in files": (present.present, merge.merge, audit.audit, infer.infer),

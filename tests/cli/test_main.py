@@ -31,7 +31,7 @@ CONTROL = (
 COMMANDS = (
     "demo", "up", "down", "run", "doctor", "spark-merge", "read", "publish", "query", "broker",
     "state",
-    *CONTROL, "drill", "restart-output", "present", "merge", "audit", "infer", "generate", "table",
+    *CONTROL, "dashboard", "drill", "restart-output", "present", "merge", "audit", "infer", "generate", "table",
 )  # fmt: skip
 PAGES = [
     (),
