@@ -31,7 +31,8 @@ CONTROL = (
 COMMANDS = (
     "demo", "up", "down", "run", "doctor", "spark-merge", "read", "publish", "query", "broker",
     "state",
-    *CONTROL, "dashboard", "drill", "restart-output", "present", "merge", "audit", "infer", "generate", "table",
+    *CONTROL, "dashboard", "drill", "restart-output", "present", "merge", "audit", "infer",
+    "generate", "table",
 )  # fmt: skip
 PAGES = [
     (),
