@@ -3,8 +3,8 @@
 Theory
     `/status` is asked for each second at best. A worker is left alone for a hundred times as long
     as an answer costs it, thirty seconds at the most: so being asked costs it a hundredth of a
-    core. What it costs is estimated by the size of the answer (docs/performance.md has the
-    figures), and is never more than the answer took. `/metrics`, which has the memory, is asked for
+    core. What it costs is estimated by the size of the answer, and is never more than the
+    answer took. `/metrics`, which has the memory, is asked for
     a tenth as often; decisions only when there are new ones.
 
 Who owns what
