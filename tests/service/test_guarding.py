@@ -129,6 +129,39 @@ def test_a_held_stable_is_rewound_and_its_partition_paused_until_another_confirm
     assert task.notified() == [("leap", "a"), ("let_go", "a"), ("leader", "a")]
 
 
+def test_who_is_read_is_decided_again_after_merging_while_one_is_held_and_after_a_while() -> None:
+    task, found = Overseen(topology_of("ab", max_leap=100)), list[tuple[str, bool, bool]]()
+
+    def look(when: str) -> None:
+        found.append((when, task.merge_loop.must_pace, task.merge_loop.is_at_ease(1)))
+
+    task.read(b=[Stable(10)])
+    look("merged")
+    task.pace()
+    look("paced")
+    task.now += 1
+    look("a second later")
+    task.read(a=[Stable(900)])
+    task.pace()
+    look("held")
+    for t in (105, 200, 300, 400, 500, 600, 700, 795, 800):
+        task.read(b=[Stable(t)])
+    task.pace()
+    look("let go")
+    assert found == [
+        ("merged", True, True), ("paced", False, True), ("a second later", True, True),
+        ("held", True, False), ("let go", False, True),
+    ]  # fmt: skip
+
+
+def test_a_task_with_much_that_is_live_is_not_left_as_it_is() -> None:
+    task = Overseen(topology_of("ab"))
+    task.read(a=[Insert(b"%d" % n, n, n + 5) for n in range(10)])
+    most = task.state.topology.limits.max_live_events
+    assert task.merge_loop.is_at_ease(1)
+    assert not task.merge_loop.is_at_ease(most // 10)
+
+
 def test_a_new_incarnation_takes_the_hold_away() -> None:
     task = Overseen(topology_of("ab", max_leap=100))
     task.read(b=[Stable(10)])
