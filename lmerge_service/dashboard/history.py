@@ -2,7 +2,7 @@
 
 Theory
     A sample is what was known at one moment: numbers by the name of their series, and who led. A
-    sample of nothing (`blank`) says that nobody answered then. Between two samples that are further
+    sample of nothing (`blank`): nobody answered then. Between two samples that are further
     apart than `gap_seconds` nothing is known either.
 
 Cost

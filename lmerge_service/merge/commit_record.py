@@ -87,8 +87,8 @@ class ReplicaCheckpoint(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Statement(msgspec.Struct, frozen=True, omit_defaults=True):
-    """From when on somebody has stated a replica to be correct, and what its topic had then: of
-    what has less, it says nothing."""
+    """From when on somebody has stated a replica to be correct, and what its topic had then: it
+    does not hold for a topic that has less."""
 
     joining_at: int
     begins: dict[int, int]

@@ -280,12 +280,12 @@ def _merged_from(
     joining time was stated; none where it was not, or its topic is another one by now."""
     found: dict[int, int] = {}
     for commit in filter(None, commits):
-        standing, said = commit.replicas.get(replica.name), commit.stated.get(replica.name)
+        standing, stated = commit.replicas.get(replica.name), commit.stated.get(replica.name)
         begins = dict[int, int]()
         if standing is not None and not is_another(standing.topic_id, info.id):
             begins = {number: each.begins for number, each in standing.partitions.items()}
-        elif said is not None and not is_another(said.topic_id, info.id):
-            begins = said.begins if said.joining_at == replica.joining_at else {}
+        elif stated is not None and not is_another(stated.topic_id, info.id):
+            begins = stated.begins if stated.joining_at == replica.joining_at else {}
         for number, begin in begins.items():
             found[number] = min(begin, found.get(number, begin))
     return found

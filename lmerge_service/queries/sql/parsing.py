@@ -73,7 +73,7 @@ _BEGINNINGS: Final = (TokenType.SELECT, TokenType.WITH, TokenType.L_PAREN)
 
 
 def _without_table(tokens: list[Token]) -> Iterator[Token]:
-    """All tokens but the TABLE before a table's name, which says nothing more."""
+    """All tokens but the TABLE before a table's name, which adds nothing."""
     for number, token in enumerate(tokens, 1):
         called = number < len(tokens) and tokens[number].token_type is TokenType.L_PAREN
         if token.token_type is not TokenType.TABLE or called:
