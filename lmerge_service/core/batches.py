@@ -48,4 +48,6 @@ def encoded_of(
 
 def is_for_the_engine(records: Sequence[Any]) -> bool:
     """Whether the engine's decoder takes these records: its own, and lists of any."""
-    return type(records) is list or (_engine is not None and type(records) is _engine.Records)
+    if _engine is None:
+        return type(records) is list
+    return type(records) in (list, _engine.Records, _engine.Decoded)

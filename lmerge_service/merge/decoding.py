@@ -347,7 +347,7 @@ class ReplicaDecoder:
             return None
         if self._dialect is not None or self._routes is not None:
             return None
-        if type(records[0]) is DecodedRecord:
+        if type(records) is list and type(records[0]) is DecodedRecord:
             return None
         if records[0].offset < self._ignore_stables_before.get(partition, 0):
             return None

@@ -1,5 +1,6 @@
 """A row is what the merge would decode from its record, whatever the record is; without a JVM."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -11,8 +12,9 @@ from lmerge_service.elements import INFINITY, START, Adjust, Insert, Stable
 from lmerge_service.errors import ElementError
 from lmerge_service.formats.bulk import Rule
 from lmerge_service.formats.headers import incarnation_of
-from lmerge_service.formats.wire import WireDecoder, encode
-from lmerge_service.spark.io.decoding import decoding, rows_of
+from lmerge_service.formats.wire import encode
+from lmerge_service.spark.io.decoding import _worker, decoding, rows_of
+from tests.engines import ENGINES
 from tests.formats.strategies import damaged, elements, records
 
 Headers = list[tuple[str, bytes | None]] | None
@@ -31,8 +33,22 @@ ANY_RECORD = st.one_of(
     st.none(),
 )
 RULES = st.builds(
-    Rule, st.booleans(), st.sampled_from([64, 1 << 20]), st.sampled_from([1, 5, 6, 64])
+    Rule,
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([64, 1 << 20]),
+    st.sampled_from([1, 5, 6, 64]),
 )
+
+
+@pytest.fixture(autouse=True, params=ENGINES, scope="module")
+def engine(request: pytest.FixtureRequest) -> Iterator[str]:
+    """What decodes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LMERGE_ENGINE", request.param)
+        _worker.cache_clear()
+        yield str(request.param)
+    _worker.cache_clear()
 
 
 def batch_of(values: list[bytes | None], headers: list[Headers] | None = None) -> pa.RecordBatch:
@@ -83,9 +99,7 @@ def expected(at: int, record: bytes | None, rule: Rule, headers: Headers = None)
         )
     )
     row |= {"source": "t", "partition": at, "offset": at + 7, "incarnation": 0, "joining_at": START}
-    decoder = WireDecoder(
-        nfc=rule.nfc, max_record_bytes=rule.max_record_bytes, max_depth=rule.max_depth
-    )
+    decoder = rule.decoder()
     try:
         row["incarnation"], row["joining_at"] = incarnation_of(headers or [])  # type: ignore[arg-type]
         element = decoder.decode(record)
@@ -167,13 +181,16 @@ def test_keys_of_elements_are_kept_if_asked_for() -> None:
         assert batch.column("key").to_pylist() == kept
 
 
-def test_simple_records_are_never_decoded_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simple_records_are_never_decoded_one_by_one(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Cost is asserted by the way taken, not by time."""
+    text = b"x" if engine == "native" else b'\\"'
     many = [
         encode(element)
         for vs in range(300)
         for element in (
-            Insert(b'{"a":"\\"","b":15}', vs, vs + 9),
+            Insert(b'{"a":"%b","b":15}' % text, vs, vs + 9),
             Insert(b'"x"', vs, INFINITY),
             Adjust(b"[]", vs, vs + 9, vs),
             Adjust(b"null", vs, INFINITY, vs + 3),
@@ -184,6 +201,16 @@ def test_simple_records_are_never_decoded_one_by_one(monkeypatch: pytest.MonkeyP
     wanted = [expected(at, each, fresh) for at, each in enumerate(many)]
     monkeypatch.setattr("lmerge_service.spark.io.decoding._Rows.add", None)
     assert rows([*many], fresh) == wanted
+
+
+@pytest.mark.parametrize(("start", "size"), [(0, 2), (1, 3), (3, 1), (2, 0)])
+def test_a_part_of_an_array_is_decoded_as_a_whole_one(start: int, size: int) -> None:
+    values = [encode(Insert(b'"%b"' % (b"x" * n), n, n + 5)) for n in range(3)]
+    array = pa.array([*values, b"poison"], pa.binary()).slice(start, size)
+    origin = {name: pa.nulls(size) for name in ("source", "partition", "offset", "timestamp")}
+    found = rows_of(array, Rule(), origin).select(["op", "payload", "vs", "ve", "value"])
+    whole = rows_of(pa.array(array.to_pylist(), pa.binary()), Rule(), origin)
+    assert found.to_pylist() == whole.select(found.schema.names).to_pylist()
 
 
 def test_a_batch_may_be_empty() -> None:

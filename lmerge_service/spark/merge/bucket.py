@@ -39,7 +39,7 @@ from lmerge_service.merge.decoding import DecodedRecord
 from lmerge_service.merge.findings.evidence import NotificationKind
 from lmerge_service.merge.replicas import ReplicaState
 from lmerge_service.merge.task_state import RestoringState, TaskState
-from lmerge_service.spark.merge.chunks import Chunk, slices, unpacked
+from lmerge_service.spark.merge.chunks import Chunk, NativeChunk, slices, unpacked
 from lmerge_service.spark.merge.findings import BatchFindings, BucketFindings
 from lmerge_service.spark.merge.plan import Begin, MergePlan, PlanStep
 from lmerge_service.spark.state import Counted
@@ -89,16 +89,18 @@ class Bucket:
 
     def take(self, batch: int, chunks: Iterable[bytes]) -> BucketResult:
         """Merges a batch of packed chunks, as `apply`."""
-        return self.apply(batch, map(unpacked, chunks))
+        native = self.state.engine.is_native
+        return self.apply(batch, (unpacked(each, native=native) for each in chunks))
 
-    def apply(self, batch: int, chunks: Iterable[Chunk]) -> BucketResult:
+    def apply(self, batch: int, chunks: Iterable[Chunk | NativeChunk]) -> BucketResult:
         """Merges a batch.
 
         Raises:
             StateError: what was decided cannot be carried out here.
         """
         found = self.findings.begin(self.state.transaction + 1)
-        result = BucketResult(self.state.output_records + 1, found=found)
+        empty = self.state.merge.empty()
+        result = BucketResult(self.state.output_records + 1, empty, found=found)
         while self.steps < len(self.plan.steps) and self.plan.steps[self.steps].since <= batch:
             step = self.plan.steps[self.steps]
             self.steps += 1
@@ -170,7 +172,8 @@ class Bucket:
             )
 
         def accepted(each: AcceptedGap, gap: Gap, elements: list[Element]) -> None:
-            out.extend(elements)
+            nonlocal out
+            out += elements
             why = f"by {each.who}: [{gap.start}, {gap.end}) is lost"
             self.findings.happened(NotificationKind.ACCEPTED_GAP, gap.input, why)
 

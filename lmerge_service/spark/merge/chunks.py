@@ -15,18 +15,25 @@ Theory
 
     In turn, as replicas publish at about the same time, and no replica gets far ahead.
 
+    The native engine (`core.engine`) writes and reads the columns of chunks in which all is decoded
+    and nothing is kept by place, byte for byte as they are here; a bucket that has it merges the
+    elements as they come out of there (`Decoded`).
+
 Invariants
     C1  `slices` depends on the records alone, not on how they were packed.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from typing import Final, TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, cast
 
 import msgspec
 
 from lmerge_service.elements import Adjust, Element, Insert, Stable
 from lmerge_service.merge.decoding import DecodedRecord
+
+if TYPE_CHECKING:
+    from lmerge_engine import Decoded
 
 __all__ = (
     "ADJUST",
@@ -36,6 +43,7 @@ __all__ = (
     "STABLE",
     "Chunk",
     "Headers",
+    "NativeChunk",
     "packed",
     "slices",
     "unpacked",
@@ -74,29 +82,65 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     """Empty where they are not needed."""
 
 
+class NativeChunk(msgspec.Struct, frozen=True, array_like=True):
+    """A chunk whose columns are packed already; on the wire it is a `Chunk`."""
+
+    topic: str
+    partition: int
+    offsets: msgspec.Raw
+    kinds: bytes
+    payloads: msgspec.Raw
+    times: msgspec.Raw
+    values: dict[int, bytes | None] = {}
+    contents: dict[int, int] = {}
+    headers: dict[int, Headers] = {}
+    keys: dict[int, bytes] = {}
+    timestamps: list[int] = []
+
+    @property
+    def is_plain(self) -> bool:
+        """Its records are their elements, and nothing else."""
+        beside = self.values or self.headers or self.keys or self.timestamps
+        return not beside and RAW not in self.kinds
+
+    def records(self) -> "Decoded":
+        """Those of a plain one."""
+        from lmerge_engine import Decoded
+
+        columns = bytes(self.offsets), self.kinds, bytes(self.payloads), bytes(self.times)
+        return Decoded(*columns)
+
+
 NUDGE: Final = Chunk("", -1)
 """Of no topic: it wakes a bucket up."""
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(Chunk)
+_native_decoder: Final = msgspec.msgpack.Decoder(NativeChunk)
 
 
-def packed(chunk: Chunk) -> bytes:
+def packed(chunk: Chunk | NativeChunk) -> bytes:
     """A function, since Spark's closures cannot hold an encoder."""
     return _encoder.encode(chunk)
 
 
-def unpacked(data: bytes) -> Chunk:
-    """What `packed` made."""
+def unpacked(data: bytes, *, native: bool = False) -> Chunk | NativeChunk:
+    """What `packed` made; `native`: for the engine, if it is plain."""
+    if native and (chunk := _native_decoder.decode(data)).is_plain:
+        return chunk
     return _decoder.decode(data)
 
 
-def slices(chunks: Iterable[Chunk]) -> Iterator[tuple[str, int, list[DecodedRecord]]]:
+def slices(
+    chunks: Iterable[Chunk | NativeChunk],
+) -> Iterator[tuple[str, int, Sequence[DecodedRecord]]]:
     """The records of a batch in the order in which they are merged: (topic, partition, some)."""
-    by_place: defaultdict[tuple[str, int], list[Chunk]] = defaultdict(list)
+    by_place: defaultdict[tuple[str, int], list[_Piece]] = defaultdict(list)
     for chunk in chunks:
-        if chunk.offsets:
-            by_place[chunk.topic, chunk.partition].append(chunk)
+        if chunk.kinds:
+            records = chunk.records() if isinstance(chunk, NativeChunk) else None
+            first = chunk.offsets[0] if records is None else records[0].offset
+            by_place[chunk.topic, chunk.partition].append(_Piece(first, chunk, records))
     turns = [(*place, _sliced(by_place[place])) for place in sorted(by_place)]
     while turns:
         left = []
@@ -107,15 +151,38 @@ def slices(chunks: Iterable[Chunk]) -> Iterator[tuple[str, int, list[DecodedReco
         turns = left
 
 
-def _sliced(chunks: list[Chunk]) -> Iterator[list[DecodedRecord]]:
+class _Piece(NamedTuple):
+    first: int
+    chunk: Chunk | NativeChunk
+    records: "Decoded | None"
+    """Those of a native one."""
+
+
+def _sliced(pieces: list[_Piece]) -> Iterator[Sequence[DecodedRecord]]:
     """Slices of one partition; what they are made of is released on the way."""
-    chunks.sort(key=lambda chunk: chunk.offsets[0], reverse=True)
+    pieces.sort(key=lambda piece: piece.first, reverse=True)
+    if all(piece.records is not None for piece in pieces):
+        yield from _sliced_natively([cast("Decoded", piece.records) for piece in pieces])
+        return
     records: list[DecodedRecord] = []
-    while chunks:
-        records += _records(chunks.pop())
+    while pieces:
+        _, chunk, native = pieces.pop()
+        records += _records(chunk) if isinstance(chunk, Chunk) else cast("Decoded", native)
         while len(records) >= _SLICE:
             yield records[:_SLICE]
             del records[:_SLICE]
+    if records:
+        yield records
+
+
+def _sliced_natively(pieces: list["Decoded"]) -> Iterator["Decoded"]:
+    records = pieces.pop()
+    while True:
+        while len(records) >= _SLICE:
+            yield records.cut(_SLICE)
+        if not pieces:
+            break
+        records += pieces.pop()
     if records:
         yield records
 

@@ -20,7 +20,9 @@ import msgspec
 import pandas as pd  # type: ignore[import-untyped]
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from lmerge_service.elements import Stable
+from lmerge_service.core.batches import as_batch
+from lmerge_service.elements import Element, Stable
+from lmerge_service.formats.routing import Router
 from lmerge_service.formats.wire import encode
 from lmerge_service.merge.state_file import chunks_of
 from lmerge_service.spark.merge.bucket import Bucket, BucketResult
@@ -117,17 +119,17 @@ def fresh(work: Work, number: int) -> Bucket:
 
 
 def _frames(bucket: Bucket, result: BucketResult) -> Iterator[pd.DataFrame]:
-    key_of = bucket.state.router.key_of
     for start in range(0, len(result.elements), _ROWS):
         some = result.elements[start : start + _ROWS]
         first = result.first + start
+        keys, values = _encoded(some, bucket.state.router)
         yield pd.DataFrame(
             {
                 "target": None,
                 "partition": bucket.number,
                 "seq": range(first, first + len(some)),
-                "key": [None if type(e) is Stable else key_of(e.payload) for e in some],  # type: ignore[union-attr]
-                "value": [encode(element) for element in some],
+                "key": keys,
+                "value": values,
                 "letter": None,
             },
             columns=_COLUMNS,
@@ -144,6 +146,18 @@ def _frames(bucket: Bucket, result: BucketResult) -> Iterator[pd.DataFrame]:
         found = [(*key, count) for key, count in result.found.breaches.items()]
         counts = msgspec.json.encode(Counts(bucket.number, found))
         yield _aside(JOB, [(None, counts)])
+
+
+def _encoded(elements: Sequence[Element], router: Router) -> tuple[list[bytes | None], list[bytes]]:
+    """The keys of the elements' records, and their values."""
+    key_of = router.key_of
+    if (batch := as_batch(elements)) is not None:
+        payloads = batch.payloads_or_none()
+        if router.keyed_by_payload:
+            return payloads, batch.values()
+        return [None if each is None else key_of(each) for each in payloads], batch.values()
+    keys = [None if type(e) is Stable else key_of(e.payload) for e in elements]  # type: ignore[union-attr]
+    return keys, [encode(element) for element in elements]
 
 
 def _aside(

@@ -20,7 +20,7 @@ from lmerge_service.merge.decisions.records import Action, Decision
 from lmerge_service.merge.decisions.records import encode as decision_record
 from lmerge_service.merge.decoding import DecodedRecord
 from lmerge_service.spark.merge.bucket import Bucket
-from lmerge_service.spark.merge.chunks import Chunk, packed
+from lmerge_service.spark.merge.chunks import Chunk, NativeChunk, packed
 from lmerge_service.spark.merge.packing import Run, Tools, rule_of, shares
 from lmerge_service.spark.merge.plan import MergePlan, Work, work_of
 from lmerge_service.spark.merge.planning import KafkaView, Planned, next_step
@@ -127,8 +127,9 @@ def partitioned(elements: Sequence[Element], width: int) -> list[list[DecodedRec
 
 def chunks_for(work: Work, batch: Batch, bucket: int, number: int, size: int) -> list[bytes]:
     """What `packing` hands to a bucket, of runs of so many records."""
-    tools = Tools(rule_of(work), len(work.keys), work.topology.key)
-    kinds, found = work.plan.topics_at(number), list[Chunk]()
+    native = work.topology.engine_choice.is_native
+    tools = Tools(rule_of(work), len(work.keys), work.topology.key, native=native)
+    kinds, found = work.plan.topics_at(number), list[Chunk | NativeChunk]()
     for (topic, partition), records in batch.items():
         for start in range(0, len(records), size):
             some = records[start : start + size]

@@ -1,7 +1,7 @@
 """Buckets and their store, without Spark: whatever the batches, the workers and the failures, a
 bucket emits what the plain operator emits, and what is stored costs what changes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -32,10 +32,13 @@ from lmerge_service.merge.decoding import DecodedRecord
 from lmerge_service.merge.findings import evidence
 from lmerge_service.spark.merge.bucket import Bucket, BucketResult
 from lmerge_service.spark.merge.chunks import packed, slices, unpacked
+from lmerge_service.spark.merge.packing import Run, Tools, rule_of, shares
 from lmerge_service.spark.merge.plan import MergePlan, Work
 from lmerge_service.spark.merge.planning import Planned, next_step
 from lmerge_service.spark.merge.processor import MergeProcessor, merged
 from lmerge_service.tdb import TDB, Event, reconstitute
+from tests.engines import ENGINES
+from tests.formats.strategies import elements as any_elements
 from tests.spark.merge.batches import (
     Batch,
     Memory,
@@ -61,6 +64,15 @@ POLICIES = (
     Policy(insert="quorum(0.5)", adjust="leader", stable="quorum(2)"),
 )
 NAMES = "abc"
+ANY_VALUE = st.sampled_from([None, b"junk", b'{"op":"stable", "vc":7}'])
+
+
+@pytest.fixture(autouse=True, params=ENGINES, scope="module")
+def engine(request: pytest.FixtureRequest) -> Iterator[str]:
+    """What merges, as far as it knows the case and policy."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LMERGE_ENGINE", request.param)
+        yield str(request.param)
 
 
 @st.composite
@@ -131,7 +143,7 @@ def test_a_bucket_emits_what_the_plain_operator_emits(
                     cache=worker,
                     least_log=least_log,
                 )
-                assert result.elements == elements
+                assert [*result.elements] == elements
                 assert result.first == emitted_before + 1
             chunks = chunks_for(work, batch, number, at, 5)
             assert result.found == undisturbed.apply(at, map(unpacked, chunks)).found
@@ -245,7 +257,7 @@ class Running:
         self.found = result.found
         self.dead += result.dead
         self.emitted += result.elements
-        return result.elements
+        return [*result.elements]
 
 
 A, B, C = Insert("A", 2, 9), Insert("B", 5, 20), Insert("C", 30, 40)
@@ -632,7 +644,7 @@ def test_damaged_state_is_refused() -> None:
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=6), st.integers(1, 9), st.randoms())
 def test_slices_do_not_depend_on_how_records_were_packed(
-    sizes: list[int], piece: int, random: Any
+    engine: str, sizes: list[int], piece: int, random: Any
 ) -> None:
     topology = topology_of("a")
     plan, _ = planned(topology, {"a": len(sizes)})
@@ -644,7 +656,41 @@ def test_slices_do_not_depend_on_how_records_were_packed(
     whole = [packed(unpacked(each)) for each in chunks_for(work, batch, 0, 0, 1_000)]
     parts = chunks_for(work, batch, 0, 0, piece)
     random.shuffle(parts)
-    assert list(slices(map(unpacked, whole))) == list(slices(map(unpacked, parts)))
+    in_pieces = list(slices(map(unpacked, parts)))
+    assert list(slices(map(unpacked, whole))) == in_pieces
+    if engine == "native":
+        natively = slices([unpacked(each, native=True) for each in parts])
+        assert [(topic, at, [*some]) for topic, at, some in natively] == in_pieces
+
+
+@given(
+    st.lists(any_elements(), max_size=5),
+    st.integers(1, 3),
+    st.integers(-(2**62), 2**62),
+    st.lists(ANY_VALUE, max_size=2),
+)
+def test_the_engine_packs_what_python_packs(
+    engine: str, some: list[Element], buckets: int, offset: int, others: list[bytes | None]
+) -> None:
+    """Byte for byte, so that a bucket of either engine takes over the other's."""
+    if engine != "native":
+        return
+    topology = topology_of("a", buckets=buckets)
+    plan, _ = planned(topology, {"a": 1})
+    values = [*map(encode, some), *others]
+    at = [offset + 3 * n for n in range(len(values))]
+    nothing: list[Any] = [None] * len(values)
+    run = Run("t.a", 0, at, [*values], nothing, [0] * len(values))
+    kind, rule = plan.topics_at(0)["t.a"], rule_of(work_for(topology, plan))
+    by_either = [
+        [
+            (bucket, packed(chunk))
+            for bucket, chunk in shares(kind, buckets, run, Tools(rule, buckets, (), native=native))
+            if chunk.kinds
+        ]
+        for native in (False, True)
+    ]
+    assert by_either[0] == by_either[1]
 
 
 def test_tdb_of_several_buckets() -> None:
