@@ -55,8 +55,9 @@ _HEADERS: Final = (
     (b"content-security-policy", _POLICY.encode()),
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
-    (b"referrer-policy", b"no-referrer"),
+    (b"referrer-policy", b"same-origin"),
 )
+"""With `no-referrer` a browser would give the login form's origin as `null`, as a stranger's."""
 
 
 class Door:
