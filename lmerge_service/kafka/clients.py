@@ -53,6 +53,7 @@ from aiokafka.errors import KafkaConnectionError, KafkaError, NodeNotReadyError,
 from aiokafka.protocol.coordination import FindCoordinatorRequest
 from aiokafka.protocol.metadata import MetadataRequest
 
+from lmerge_service.kafka import frames  # noqa: F401 - long answers are read in place
 from lmerge_service.kafka.connection import Connection
 
 __all__ = (

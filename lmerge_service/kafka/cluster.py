@@ -25,7 +25,7 @@ class Cluster:
     def __init__(self, connection: Connection, *, native: bool = False):
         """`native`: by the engine, where there is a choice."""
         self.connection = connection
-        self._native = native
+        self.is_native = native
 
     def topics(self) -> Topics:
         """Describes, makes and deletes topics."""
@@ -33,7 +33,7 @@ class Cluster:
 
     def source(self, *, max_record_bytes: int) -> Source:
         """Reads committed records; fetches are large enough for records of `max_record_bytes`."""
-        return Source(self.connection, max_record_bytes=max_record_bytes, native=self._native)
+        return Source(self.connection, max_record_bytes=max_record_bytes, native=self.is_native)
 
     def sink(
         self,

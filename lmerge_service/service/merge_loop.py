@@ -48,7 +48,7 @@ from lmerge_service.merge.findings.losses import Loss, Losses
 from lmerge_service.merge.findings.record_range import RecordRange
 from lmerge_service.merge.findings.reporting import Reporting
 from lmerge_service.merge.guards.evaluator import Finding, GuardEvaluator
-from lmerge_service.merge.guards.guards import CHUNK
+from lmerge_service.merge.guards.guards import chunk_of
 from lmerge_service.merge.guards.pacing import Pacing
 from lmerge_service.merge.guards.verdicts import Action, Ruling, in_words
 from lmerge_service.merge.liveness import Liveness
@@ -161,11 +161,11 @@ class MergeLoop:
         return merging and tp not in self.evaluator.waiting
 
     def _take(self, tp: TopicPartition, records: Sequence[Record]) -> None:
-        at, batch = 0, self._batch
+        at, batch, size = 0, self._batch, chunk_of(records)
         self.pacing.read(records)
         while at < len(records) and self.goes_on(tp):
             chunk = self._state.replicas.open(
-                tp, records[at : at + CHUNK], batch.dead, self.evaluator
+                tp, records[at : at + size], batch.dead, self.evaluator
             )
             had, first = len(batch.elements), at
             at += chunk.take(batch.elements)
@@ -176,7 +176,7 @@ class MergeLoop:
 
     def open(self, tp: TopicPartition, records: Sequence[Record]) -> int:
         """Begins a chunk, whose pieces are to be offered until `close`; see `MergeStep.open`."""
-        self.pacing.read(records[:CHUNK])
+        self.pacing.read(records[: chunk_of(records)])
         self._tp, self._records, self._had = tp, records, len(self._batch.elements)
         self._chunk = self._state.replicas.open(tp, records, self._batch.dead, self.evaluator)
         return self._chunk.open(self._batch.elements)

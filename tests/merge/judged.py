@@ -12,7 +12,7 @@ from lmerge_service.core import LMerge, lmerge
 from lmerge_service.drills.records import CommittedRecord
 from lmerge_service.elements import Element, Stable
 from lmerge_service.kafka.unread import Unread
-from lmerge_service.merge.guards.guards import CHUNK, Guards, Now
+from lmerge_service.merge.guards.guards import Guards, Now, chunk_of
 from lmerge_service.merge.guards.verdicts import Action, Verdict
 from lmerge_service.merge.liveness import Liveness
 
@@ -91,7 +91,7 @@ class Judged:
 
     def _chunk(self, name: str, most: int) -> None:
         stream, start = self.streams[name], self.at[name]
-        stop = min(start + min(most, CHUNK), len(stream))
+        stop = min(start + min(most, chunk_of(stream)), len(stream))
         if start == stop:
             return
         taken: list[Element] = []

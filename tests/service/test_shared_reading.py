@@ -213,7 +213,7 @@ def test_tasks_that_read_together_merge_what_each_would_alone(
     published: Sequence[Any], ruled: list[dict[Place, Ruling]], calms: list[int], size: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lmerge_service.service.reading.shared_input.CHUNK", size)
+        patch.setattr("lmerge_service.service.reading.shared_input.chunk_of", lambda _: size)
         together = [Task(number, ruled[number], calms[number]) for number in range(TASKS)]
         alone = [Task(number, ruled[number], calms[number]) for number in range(TASKS)]
         shared = input_of(together[0])

@@ -548,6 +548,9 @@ def _assignment(given: Given) -> Assignment:
 class MemoryCluster:
     """As `kafka.cluster.Cluster`, for one process."""
 
+    is_native = False
+    """Records are in lists, whichever engine merges."""
+
     def __init__(self, network: Network):
         self._network = network
 

@@ -72,7 +72,7 @@ from lmerge_service.core import BreachKind
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.kafka.unread import Unread
 from lmerge_service.merge.decoding import Contradiction, Outdated
-from lmerge_service.merge.guards.breach_monitor import CHUNK, BreachMonitor, ChunkFindings
+from lmerge_service.merge.guards.breach_monitor import BreachMonitor, ChunkFindings, chunk_of
 from lmerge_service.merge.guards.verdicts import (
     Action,
     Guard,
@@ -84,7 +84,7 @@ from lmerge_service.merge.guards.verdicts import (
 )
 from lmerge_service.merge.liveness import Liveness
 
-__all__ = ("CHUNK", "Guards", "Now")
+__all__ = ("Guards", "Now", "chunk_of")
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +329,7 @@ class Guards:
     # --- conduct ------------------------------------------------------------------------------
 
     def watches(self, replica: str, partition: int) -> bool:
-        """Whether chunks of this partition should end at each stable; else at `CHUNK` records."""
+        """Whether chunks of this partition should end at each stable; else as `chunk_of` gives."""
         return self._replicas[replica].conduct.watches(partition)
 
     def after(

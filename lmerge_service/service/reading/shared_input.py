@@ -34,7 +34,7 @@ from lmerge_service.formats.routing import Router
 from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.merge.decoding import DecodedPiece, ReplicaDecoder
-from lmerge_service.merge.guards.guards import CHUNK
+from lmerge_service.merge.guards.guards import chunk_of
 from lmerge_service.merge.guards.verdicts import Ruling
 from lmerge_service.merge.replicas import ReplicaAttachment, Replicas, ReplicaState
 from lmerge_service.merge.step import MergeStep
@@ -145,7 +145,7 @@ class SharedInput(Generic[T]):
         """Merges records into all tasks that are here."""
         at = 0
         while at < len(records) and self.members:
-            size = CHUNK * min(len(self.members), _LONGEST)
+            size = chunk_of(records) * min(len(self.members), _LONGEST)
             chunk = _Chunk(self, TopicPartition(self.topic, partition), records[at : at + size])
             chunk.merge()
             at += size

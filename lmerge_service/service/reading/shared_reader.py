@@ -58,6 +58,9 @@ AT_ONCE: Final = 4_000
 """Records of a poll for each task: more would leave the processor's caches between one step and the
 next, and let replicas drift apart, so that their events are no longer found among the recent ones.
 """
+_AT_ONCE_IN_BATCHES: Final = 16_000
+"""The same by the engine, which has no such steps, and to which a poll costs more than its records
+if they are few."""
 _MOST_AT_ONCE: Final = 32_000
 _FEW: Final = 1_000
 """So many records are soon read, at any rate."""
@@ -248,7 +251,8 @@ class SharedReader:
         """Whether there is something; not, also when others are to be read now."""
         tasks = self._reading()
         capacity = min((each.capacity for each in tasks), default=1)
-        most = min(AT_ONCE * max(1, len(tasks)), _MOST_AT_ONCE)
+        each = _AT_ONCE_IN_BATCHES if self._cluster.is_native else AT_ONCE
+        most = min(each * max(1, len(tasks)), _MOST_AT_ONCE)
         most = min(capacity * self._router.partitions, most)
         self._polling = asyncio.create_task(self._fetch(source, most), name="shared poll")
         try:
