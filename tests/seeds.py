@@ -14,7 +14,7 @@ def seeds(fast: int, *, deep: int | None = None, most: int | None = None) -> pyt
     return pytest.mark.parametrize(
         "seeds",
         [
-            pytest.param(range(fast), id="fast"),
+            *_cut(range(fast), most, "fast", ()),
             *_cut(range(fast, full), most, "full", pytest.mark.full),
             *_cut(range(full, whole), most, "deep", pytest.mark.deep),
         ],
@@ -22,7 +22,7 @@ def seeds(fast: int, *, deep: int | None = None, most: int | None = None) -> pyt
 
 
 def _cut(
-    every: range, most: int | None, name: str, mark: pytest.MarkDecorator
+    every: range, most: int | None, name: str, mark: pytest.MarkDecorator | tuple[()]
 ) -> list[ParameterSet]:
     """One range, or several that are no longer than `most`, with their names and marks."""
     size = most or len(every)

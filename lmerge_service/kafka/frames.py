@@ -50,6 +50,7 @@ class Frames(asyncio.StreamReader):
             return
         self._filled += size
         if self._filled == len(self._place):
+            self._place = None  # what comes before its reader runs is of another answer
             self._wakeup_waiter()  # type: ignore[attr-defined]
 
     async def readexactly(self, n: int) -> bytes:
@@ -58,14 +59,15 @@ class Frames(asyncio.StreamReader):
         if had >= n or not _LONG <= n <= _LONGEST or self.exception() is not None:
             return await super().readexactly(n)
         whole = io.BytesIO(bytes(n))  # shares its bytes, at the beginning and at the end
-        self._place, self._filled = whole.getbuffer(), had
-        self._place[:had] = self._buffer  # type: ignore[attr-defined]
+        self._place = place = whole.getbuffer()
+        self._filled = had
+        place[:had] = self._buffer  # type: ignore[attr-defined]
         self._buffer.clear()  # type: ignore[attr-defined]
         self._maybe_resume_transport()  # type: ignore[attr-defined]
         try:
             while self._filled < n:
                 if self._eof:  # type: ignore[attr-defined]
-                    raise asyncio.IncompleteReadError(bytes(self._place[: self._filled]), n)
+                    raise asyncio.IncompleteReadError(bytes(place[: self._filled]), n)
                 await self._wait_for_data("readexactly")  # type: ignore[attr-defined]
         finally:
             self._place = None

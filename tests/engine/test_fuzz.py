@@ -87,7 +87,7 @@ def _turns(rng: Random, given: Sequence[Sequence[Element]]) -> Iterator[tuple[in
         at[number] += size
 
 
-@seeds(325, most=3_250)
+@seeds(325, most=65)
 def test_a_million_elements_are_merged_as_by_python(seeds: range) -> None:
     taken = 0
     for seed in seeds:

@@ -1,8 +1,10 @@
 """Long answers are read in place: the same bytes as from asyncio's reader, however they arrive."""
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from aiokafka import conn
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from lmerge_service.kafka import frames
 from lmerge_service.kafka.frames import Frames
+from tests.certificates import Authority
 
 LONG = frames._LONG
 SIZES = st.sampled_from([1, 4, 100, LONG - 1, LONG, LONG + 1, 3 * LONG])
@@ -21,8 +24,10 @@ async def connected(
     use: Callable[[asyncio.StreamReader], Awaitable[None]],
     *,
     hangs_up: bool = False,
+    tls: Path | None = None,
 ) -> None:
-    """Uses a reader as the client makes it, of a server that sends pieces."""
+    """Uses a reader as the client makes it, of a server that sends pieces; `tls` is a folder for
+    certificates."""
 
     async def serve(client: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for piece in sent:
@@ -38,18 +43,41 @@ async def connected(
         ended.set()
 
     ended = asyncio.Event()
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    ours, its = (None, None) if tls is None else _contexts(tls)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=its)
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=conn.READER_LIMIT, loop=loop)
     protocol = conn.AIOKafkaProtocol(loop.create_future(), reader, loop=loop)
     port = server.sockets[0].getsockname()[1]
     async with server, asyncio.timeout(20):
-        transport, _ = await loop.create_connection(lambda: protocol, "127.0.0.1", port)
+        transport, _ = await loop.create_connection(lambda: protocol, "127.0.0.1", port, ssl=ours)
         try:
             await use(reader)
         finally:
             transport.close()
             await ended.wait()
+
+
+def _contexts(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    authority = Authority(folder)
+    server = authority.sign("server")
+    ours = ssl.create_default_context(cafile=str(authority.certificate))
+    its = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    its.load_cert_chain(server.certificate, server.key)
+    return ours, its
+
+
+def test_an_answer_behind_a_long_one_is_read_by_tls_as_well(tmp_path: Path) -> None:
+    """TLS asks for room at once where an answer has filled all that there was."""
+    answers = [
+        bytes([number]) * size for number, size in enumerate((10, 2 * LONG, 20, 50 * LONG, 5))
+    ]
+
+    async def use(reader: asyncio.StreamReader) -> None:
+        for answer in answers:
+            assert await reader.readexactly(len(answer)) == answer
+
+    asyncio.run(connected(answers, use, tls=tmp_path))
 
 
 @settings(max_examples=25, deadline=None)
