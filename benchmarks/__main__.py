@@ -70,8 +70,9 @@ def main() -> None:
         dest="what",
         metavar="figures | availability | forward | drills | policies | service | soak | rolling | "
         "kill-loop | jumpstart | control-log | spark | spark-merge | generated | queries | "
-        "replicas",
+        "replicas | engine",
     )
+    _add_engine(what)
     _add_figures(what)
     _add_availability(what)
     _add_forward(what)
@@ -150,6 +151,10 @@ def main() -> None:
     elif options.what == "replicas":
         quieten_garbage_collector()
         asyncio.run(replicas.run(options.runs, options.facts, options.live, report))
+    elif options.what == "engine":
+        from benchmarks import engine  # which may not be installed
+
+        engine.run(options.runs, options.events, report)
     else:
         _run(options.only, options.runs, options.elements, report)
     if options.json:
@@ -159,6 +164,13 @@ def main() -> None:
 
 
 _Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def _add_engine(what: _Subparsers) -> None:
+    engine = what.add_parser("engine", help="the engine by itself: rates, and memory of an event")
+    engine.add_argument("--runs", type=int, default=3, help="runs of each (3)")
+    engine.add_argument("--events", type=int, default=100_000, help="events a replica (100,000)")
+    engine.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_figures(what: _Subparsers) -> None:

@@ -18,7 +18,8 @@ from lmerge_service.kafka.records import _decompressed as decompressed
 from lmerge_service.workloads.generator import workload
 from lmerge_service.workloads.lies import KINDS, Lie, lie
 from lmerge_service.workloads.presentation import Variation, present
-from tests.engine.test_equal import NAMES, Pair, _fault_of
+from tests.engine.streams import NAMES
+from tests.engine.test_equal import Pair, _fault_of
 from tests.seeds import seeds
 
 _EVENTS = 700
