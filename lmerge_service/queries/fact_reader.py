@@ -37,13 +37,16 @@ class FactReader:
     ends of int64 are refused, so that no operator meets a time beyond them.
     """
 
-    __slots__ = ("_ends", "_least", "_most", "faults", "source")
+    __slots__ = ("_beats", "_ends", "_least", "_most", "faults", "source")
 
     def __init__(self, source: Source, headroom: int = 1) -> None:
         self.source = source
         self.faults = Faults()
         self._least, self._most = START + headroom, INFINITY - headroom
-        self._ends = condition(source.ends, source.fields, self.faults) if source.ends else None
+        self._ends, self._beats = [
+            None if tree is None else condition(tree, source.fields, self.faults)
+            for tree in (source.ends, source.heartbeats)
+        ]
 
     @property
     def schema(self) -> Schema:
@@ -71,6 +74,14 @@ class FactReader:
     def ends(self, row: Row) -> bool:
         """Whether the row's fact ends its partition."""
         return self._ends is not None and self._ends(row)
+
+    def is_heartbeat(self, row: Row) -> bool:
+        """Whether the row's fact is no event, and only its time counts."""
+        return self._beats is not None and self._beats(row)
+
+    def time(self, fact: Mapping[str, object]) -> int | Refusal:
+        """The time of a fact, or why it has none."""
+        return self._time(fact, self.source.time)
 
     def _time(self, fact: Mapping[str, object], member: str) -> int | Refusal:
         value = fact.get(member)

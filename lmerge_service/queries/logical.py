@@ -105,6 +105,8 @@ class Source(_Node, frozen=True, tag="facts"):
     """How far below the highest time of its partition a fact still counts."""
     key: tuple[str, ...] = ()
     """Columns of which no two facts have the same values."""
+    heartbeats: Tree | None = None
+    """Which facts are no events: their times say how far their partition is."""
 
 
 class Elements(_Node, frozen=True, tag="elements"):
@@ -431,8 +433,8 @@ def longest(node: Node) -> int:
         case Join(left, right, outer=outer):
             sides = (longest(left), longest(right))
             return {"": min(sides), "left": sides[0], "right": sides[1], "full": max(sides)}[outer]
-        case Aggregate(of, cut=cut):
-            return longest(of) if cut else INFINITY
+        case Aggregate(of, cut=cut, gap=gap):
+            return longest(of) if cut and not gap else INFINITY
         case Windows(results=Apply(timestamping="unchanged")):
             return INFINITY
         case SnapshotWindows(results=Apply(timestamping="unchanged")):
@@ -544,6 +546,8 @@ def _of_source(node: Source) -> Schema:
             raise ConfigurationError(f"{where}: the time {time!r} is an int, not {node.fields}")
     if node.ends is not None:
         _condition(node.ends, node.fields, f"{where}, ends={node.ends}")
+    if (beats := node.heartbeats) is not None:
+        _condition(beats, node.fields, f"{where}, heartbeats={beats}")
     _at_least(0, f"{where}: lateness", node.lateness)
     node.fields.only(node.key, f"{where}, key")
     return node.fields

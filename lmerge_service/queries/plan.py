@@ -90,20 +90,24 @@ def facts(
     ends: Expression | None = None,
     lateness: int = 0,
     key: str | Sequence[str] = (),
+    heartbeats: Expression | None = None,
 ) -> "Query":
     """Facts of a topic: JSON objects, of which `fields` are the columns.
 
     `time` is the member that has a fact's time, in any unit; it need not be a column. A fact of
     time t is the event [t, t + 1), or, with `until`, [t, the time in that member). `ends` gives the
     facts after which their partition has no more; `lateness` is how far below the highest time of
-    its partition a fact still counts; facts with equal `key` columns are one.
+    its partition a fact still counts; facts with equal `key` columns are one. `heartbeats` gives
+    those that are no events, but say by their times how far their partition is, when nothing else
+    does.
 
     Raises:
         ConfigurationError: a column is not there, or of no kind.
     """
-    condition = None if ends is None else tree_of(ends)
+    end = None if ends is None else tree_of(ends)
+    beats = None if heartbeats is None else tree_of(heartbeats)
     schema, columns = Schema.of(fields), _names(key)
-    return Query(logical.Source(name, schema, time, until, condition, lateness, columns))
+    return Query(logical.Source(name, schema, time, until, end, lateness, columns, beats))
 
 
 def elements(name: str, fields: Fields) -> "Query":

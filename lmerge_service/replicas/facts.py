@@ -18,7 +18,7 @@ Theory
 
 Invariants
     D1  Of each record: what `FactReader` makes of `json.loads` of it (NaN and all), or `END` if the
-        fact ends its partition; a record that is no JSON object is `not_a_fact`.
+        fact ends its partition, or a `Heartbeat`; a record that is no JSON object is `not_a_fact`.
     D2  It does not depend on which records are decoded together.
 
 Cost
@@ -29,7 +29,7 @@ import json
 from collections.abc import Callable, Sequence
 from enum import Enum
 from operator import itemgetter
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -40,7 +40,7 @@ from lmerge_service.queries.rows import Kind, Refusal, RefusalReason, Row, descr
 from lmerge_service.replicas.encoding import is_plain
 from lmerge_service.replicas.typed_rows import TIME, TYPES, with_floats
 
-__all__ = ("END", "Fact", "FactDecoder")
+__all__ = ("END", "Fact", "FactDecoder", "Heartbeat")
 
 
 class _End(Enum):
@@ -49,7 +49,15 @@ class _End(Enum):
 
 END: Final = _End.END
 """A fact behind which its partition has none."""
-Fact: TypeAlias = Insert[Row] | Refusal | Literal[_End.END]
+
+
+class Heartbeat(NamedTuple):
+    """A fact that is no event, but says how far its partition is."""
+
+    vs: int
+
+
+Fact: TypeAlias = Insert[Row] | Refusal | Heartbeat | Literal[_End.END]
 
 
 class FactDecoder:
@@ -78,6 +86,8 @@ class FactDecoder:
         self._ve = None if source.until is None else itemgetter(members.index(source.until))
         self._floats = [at for at, column in enumerate(columns) if column.kind is Kind.FLOAT]
         self._ends: Callable[[Row], bool] | None = self._reader.ends if source.ends else None
+        beats = self._reader.is_heartbeat if source.heartbeats else None
+        self._beats: Callable[[Row], bool] | None = beats
 
     def decode(self, values: Sequence[bytes | None]) -> list[Fact]:
         """What each record's value is."""
@@ -128,6 +138,8 @@ class FactDecoder:
         vs = self._vs(items)
         if vs is None or not self._least <= vs <= self._most:
             return None
+        if self._beats is not None and self._beats(row):
+            return Heartbeat(vs)
         if self._ve is None:
             return Insert(row, vs, vs + 1)
         ve = self._ve(items)
@@ -142,8 +154,13 @@ class FactDecoder:
         except (ValueError, RecursionError):
             return Refusal(RefusalReason.NOT_A_FACT, None, described(value))
         reader = self._reader
-        if self._ends is not None:
+        if self._ends is not None or self._beats is not None:
             row = reader.schema.row(fact)
-            if not isinstance(row, Refusal) and self._ends(row):
+            if isinstance(row, Refusal):
+                return row
+            if reader.ends(row):
                 return END
+            if reader.is_heartbeat(row):
+                time = reader.time(fact)
+                return time if isinstance(time, Refusal) else Heartbeat(time)
         return reader.event(fact)

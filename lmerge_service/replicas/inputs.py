@@ -9,7 +9,7 @@ Theory
     *duplicate*: one whose key columns an earlier fact of its partition has, unless that is so far
     below the highest time that a fact of its time would be late. Which is why what is remembered
     has a bound, and why a duplicate, whose time is its original's, never passes. A record that is
-    no fact is a dead letter.
+    no fact is a dead letter. A *heartbeat* is no event: it brings its partition to its time.
 
     Elements have their own stable points. They are read from the topic's beginning; whether an
     element is legal is found out where it enters the plan (`queries.operators.sources`).
@@ -47,7 +47,7 @@ from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.records import Record
 from lmerge_service.queries import logical
 from lmerge_service.queries.rows import Refusal, Row
-from lmerge_service.replicas.facts import END, FactDecoder
+from lmerge_service.replicas.facts import END, FactDecoder, Heartbeat
 from lmerge_service.replicas.lateness import TimeReached
 
 __all__ = ("ElementsInput", "FactsInput", "QueryInput", "input_of")
@@ -69,8 +69,8 @@ class QueryInput(ABC):
         self.records = [0] * width
         """How many were taken, by partition."""
         self.dropped: Counter[str] = Counter()
-        """Records that are no part of the input, by reason: late, duplicate, or as dead letters
-        have it."""
+        """Records that are no part of the input, by reason: late, duplicate, heartbeat, or as dead
+        letters have it."""
 
     @property
     def stable(self) -> int:
@@ -167,6 +167,9 @@ class FactsInput(QueryInput):
                     events.append(fact)
             elif fact is END:
                 reached.end()
+            elif type(fact) is Heartbeat:
+                counts(fact.vs)
+                self.dropped["heartbeat"] += 1
             else:
                 assert isinstance(fact, Refusal)
                 column = f"column {fact.column}: " if fact.column else ""

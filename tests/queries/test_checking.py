@@ -212,3 +212,11 @@ def steady(rng: Random) -> list[Element]:
         tdb.apply(element)
         stream.append(element)
     return [*stream, Stable(INFINITY)]
+
+
+def test_rows_of_gaps_are_as_long_as_these() -> None:
+    """They took them for as long as the facts, and computed windows over them by panes of facts."""
+    quiet = points.aggregate(cut=True, gap=True, n=count()).windows(tumbling(4))
+    assert logical.longest(points.aggregate(cut=True, gap=True, n=count()).plan) == INFINITY
+    found = check(numbered_plans(quiet.aggregate(n=count()), 4), facts_at(1, 9, 30))
+    assert found.agrees

@@ -158,6 +158,10 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "time": (lambda: facts("f", time="t", fields={"t": str}), r"the time 't' is an int"),
     "until": (lambda: facts("f", time="t", until="u", fields={"u": float}), r"'u' is an int"),
     "ends": (lambda: facts("f", time="t", fields={}, ends=col.x), r"ends=col.x: there is no"),
+    "heartbeats": (
+        lambda: facts("f", time="t", fields={}, heartbeats=col.x),
+        r"heartbeats=col.x: there is no",
+    ),
     "lateness": (lambda: facts("f", time="t", fields={}, lateness=-1), r"lateness is an int of at"),
     "key": (lambda: facts("f", time="t", fields={}, key="k"), r"key: there is no column 'k'"),
     "ambiguous": (

@@ -10,13 +10,14 @@ from lmerge_service.queries.expressions import col
 from lmerge_service.queries.fact_reader import FactReader
 from lmerge_service.queries.plan import Query, facts
 from lmerge_service.queries.rows import Refusal, RefusalReason
-from lmerge_service.replicas.facts import END, Fact, FactDecoder
+from lmerge_service.replicas.facts import END, Fact, FactDecoder, Heartbeat
 
 FIELDS = {"fact": str, "n": int, "x": float, "ok": bool}
 POINTS = facts("f", time="time", fields=FIELDS, ends=col.fact == "end")
 SPANS = facts("f", time="n", until="until", fields=FIELDS)
 QUOTED = facts("f", time="time", fields={'n"': int})
-QUERIES = st.sampled_from([POINTS, SPANS, QUOTED])
+BEATING = facts("f", time="n", until="until", fields=FIELDS, heartbeats=col.fact == "a")
+QUERIES = st.sampled_from([POINTS, SPANS, QUOTED, BEATING])
 
 VALUES = st.one_of(
     st.none(),
@@ -59,6 +60,9 @@ def defined(query: Query, value: bytes | None) -> Fact:
     row = reader.schema.row(fact)
     if not isinstance(row, Refusal) and reader.ends(row):
         return END
+    if not isinstance(row, Refusal) and reader.is_heartbeat(row):
+        time = reader.time(fact)
+        return time if isinstance(time, Refusal) else Heartbeat(time)
     return reader.event(fact)
 
 

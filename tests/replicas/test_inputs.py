@@ -122,3 +122,30 @@ def test_another_incarnation_ends_it_with_the_place() -> None:
         source.take(0, records_of(Stable(4), headers=incarnation_headers(2)))
     with pytest.raises(StateError, match="correct from 9 on only"):
         merged().take(0, records_of(Stable(4), headers=incarnation_headers(2, 9)))
+
+
+def test_a_heartbeat_moves_its_partition_and_is_no_event() -> None:
+    """Neither is it a duplicate of what has its key, nor is what it makes late kept."""
+    source = facts(
+        "flights",
+        time="t",
+        until="to",
+        fields={"id": int, "fact": str},
+        heartbeats=col.fact == "heartbeat",
+        key="id",
+        lateness=10,
+    )
+    found = flights(2, source)
+    first = [
+        {"t": 20, "to": 25, "id": 1, "fact": "departed"},
+        {"t": 50, "id": 1, "fact": "heartbeat"},
+    ]
+    events = found.take(0, facts_of(*first))
+    assert events == [Insert((1, "departed"), 20, 25)]
+    assert (found.stables, found.stable) == ([40, START], START)
+    found.take(1, facts_of({"t": 45, "fact": "heartbeat"}))
+    assert (found.stable, found.dropped) == (35, {"heartbeat": 2})
+    late = [{"t": 39, "to": 41, "id": 2}, {"fact": "heartbeat"}, {"t": 30, "fact": "heartbeat"}]
+    assert found.take(0, facts_of(*late, first=2)) == []
+    assert found.dropped == {"heartbeat": 3, "late": 1, "not_a_fact": 1}
+    assert (found.stable, [each.reason for each in found.dead]) == (35, ["not_a_fact"])

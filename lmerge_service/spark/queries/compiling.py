@@ -33,7 +33,7 @@ from lmerge_service.elements import INFINITY, START, Insert
 from lmerge_service.queries import logical
 from lmerge_service.queries.rows import Kind, Schema
 from lmerge_service.queries.sql_text import quoted, sql_text
-from lmerge_service.replicas.facts import END, Fact, FactDecoder
+from lmerge_service.replicas.facts import END, Fact, FactDecoder, Heartbeat
 from lmerge_service.replicas.lateness import RowReader
 from lmerge_service.replicas.routing import Route
 from lmerge_service.spark.merge.keys import bucket_keys
@@ -235,7 +235,9 @@ class SourceReader(msgspec.Struct, frozen=True):
 
 def _time(fact: Fact) -> int:
     """As `RowReader` takes them."""
-    return fact.vs if type(fact) is Insert else INFINITY if fact is END else START
+    if type(fact) is Insert or type(fact) is Heartbeat:
+        return fact.vs
+    return INFINITY if fact is END else START
 
 
 _PLACE_TYPES: Final[dict[str, pa.DataType]] = {
