@@ -93,7 +93,14 @@ class Recorded:
         place, name = file, "<stdin>" if file == "-" else file
         for number, line in read_lines(file, Rule().max_record_bytes):
             place = f"{name}:{number}"
-            found = reader.event(_decoded(line))
+            found = reader.read(_decoded(line))
+            if isinstance(found, int):  # no event: so far is the source
+                high = max(high, found)
+                reached = high if high == INFINITY else high - source.lateness
+                if reached > point:
+                    point = reached
+                    yield Step(place, source.name, [Stable(point)])
+                continue
             if isinstance(found, Refusal):
                 of = "" if found.column is None else f"{found.column}: "
                 self._leave_out("rejected", f"{place}: {found.reason} ({of}{found.value})")
@@ -110,9 +117,8 @@ class Recorded:
             self.taken += 1
             elements: list[Element] = [found]
             high = max(high, found.vs)
-            reached = INFINITY if reader.ends(found.payload) else high - source.lateness
-            if reached > point:
-                point = reached
+            if high - source.lateness > point:
+                point = high - source.lateness
                 elements.append(Stable(point))
             yield Step(place, source.name, elements)
         if point != INFINITY:

@@ -53,6 +53,19 @@ class FactReader:
         """The columns of its rows."""
         return self.source.fields
 
+    def read(self, fact: object) -> Insert[Row] | Refusal | int:
+        """The event of a fact, or why it is none; of one that only says how far its partition is
+        (`heartbeats`, `ends`) that time: INFINITY, if nothing comes after it."""
+        row = self.schema.row(fact)
+        if isinstance(row, Refusal):
+            return row
+        if self.ends(row):
+            return INFINITY
+        if self.is_heartbeat(row):
+            assert isinstance(fact, Mapping)
+            return self.time(fact)
+        return self.event(fact)
+
     def event(self, fact: object) -> Insert[Row] | Refusal:
         """The event of a fact, a decoded JSON object; or why it is none."""
         row = self.schema.row(fact)

@@ -153,14 +153,7 @@ class FactDecoder:
             fact = json.loads((value or b"").decode())
         except (ValueError, RecursionError):
             return Refusal(RefusalReason.NOT_A_FACT, None, described(value))
-        reader = self._reader
-        if self._ends is not None or self._beats is not None:
-            row = reader.schema.row(fact)
-            if isinstance(row, Refusal):
-                return row
-            if reader.ends(row):
-                return END
-            if reader.is_heartbeat(row):
-                time = reader.time(fact)
-                return time if isinstance(time, Refusal) else Heartbeat(time)
-        return reader.event(fact)
+        found = self._reader.read(fact)
+        if isinstance(found, int):
+            return END if found == INFINITY else Heartbeat(found)
+        return found

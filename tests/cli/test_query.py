@@ -253,7 +253,32 @@ def test_facts_with_a_key_count_once_and_none_after_the_end(lmerge: Lmerge, tmp_
     done = lmerge("query", "check", "flights_of_a_test.py:keyed", "facts.jsonl")
     assert done.code == 0
     assert done.out.splitlines()[:3] == [
-        "input: 2 events; left out: 1 late, 1 repeated",
+        "input: 1 events; left out: 1 late, 1 repeated",
         "  facts.jsonl:2: repeated, a fact has this key already",
         "  facts.jsonl:4: late, its time 4 is below the end",
     ]
+
+
+def test_what_ends_a_source_and_heartbeats_are_no_events(lmerge: Lmerge, tmp_path: Path) -> None:
+    """As in a replica; what ends it needs no time."""
+    (tmp_path / "flights_of_a_test.py").write_text(
+        "from lmerge_service.queries.expressions import col\n"
+        "from lmerge_service.queries.plan import count, facts, tumbling\n"
+        'beats = facts("f", time="at", ends=col.n == 9, heartbeats=col.n == 8, fields={"n": int})\n'
+        "hourly = beats.windows(tumbling(60)).aggregate(n=count())\n"
+    )
+    write(
+        tmp_path / "facts.jsonl",
+        [{"at": 1, "n": 1}, {"at": 70, "n": 8}, {"at": 5, "n": 2}, {"n": 8}, {"n": 9}, {"at": 80}],
+    )
+    done = lmerge("query", "check", "flights_of_a_test.py:hourly", "facts.jsonl", "--plans", "2")
+    assert (done.code, done.out.splitlines()[:4], done.out.splitlines()[-1]) == (
+        0,
+        [
+            "input: 1 events; left out: 2 late, 1 rejected",
+            "  facts.jsonl:3: late, its time 5 is below 70",
+            "  facts.jsonl:4: not_a_fact (at: None)",
+            "  facts.jsonl:6: late, its time 80 is below the end",
+        ],
+        "merged (R3): as the query means, 4 elements, judged after each; 1 events in the end",
+    )
