@@ -1,6 +1,8 @@
 """`lmerge query run`: a query by one of its plans, from topics to a topic, exactly once."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
 
 from lmerge_service.cli.options import (
     HttpPort,
@@ -16,38 +18,49 @@ from lmerge_service.errors import ConfigurationError
 if TYPE_CHECKING:
     from lmerge_service.config.topology import Http
 
-__all__ = ("run",)
+__all__ = ("RESTART", "Feedback", "Rejoin", "ReplicaName", "Since", "check_restart", "run")
 
-_RESTART = "Starting over"
+RESTART = "Starting over"
 _LIMITS = "Limits"
 
-
-def run(
-    planned: PlannedQuery,
-    feedback: str | None = option(
-        "TOPIC", "A merge's output: leave out what is final there.", default=None
-    ),
-    name: str | None = option(
-        "NAME", "What the merge calls this replica. [default: --to]", default=None
-    ),
-    since: int | None = option(
+Feedback: TypeAlias = Annotated[
+    str | None, option("TOPIC", "A merge's output: leave out what is final there.")
+]
+ReplicaName: TypeAlias = Annotated[
+    str | None,
+    option("NAME", "What the merge calls this replica. [default: --to]", show_default=False),
+]
+Since: TypeAlias = Annotated[
+    int | None,
+    option(
         "TIME",
         "Begin a new incarnation with the facts from this time on, unless it is the one that goes "
         "on.",
         show_default="the first fact",
-        default=None,
-        panel=_RESTART,
+        panel=RESTART,
     ),
-    rejoin: bool = flag(
-        "Begin a new incarnation with the facts of now, unless the topic is empty.",
+]
+Rejoin: TypeAlias = Annotated[
+    bool,
+    typer.Option(
         "--rejoin",
-        panel=_RESTART,
+        help="Begin a new incarnation with the facts of now, unless the topic is empty.",
+        rich_help_panel=RESTART,
     ),
+]
+
+
+def run(
+    planned: PlannedQuery,
+    feedback: Feedback = None,
+    name: ReplicaName = None,
+    since: Since = None,
+    rejoin: Rejoin = False,
     resume: bool = flag(
         "When the state is lost, go on from what --to holds: its own output, or a jumpstart's "
         "beginning.",
         "--resume",
-        panel=_RESTART,
+        panel=RESTART,
     ),
     batch: int = option("N", "Facts at once, at the most.", min=1, default=10_000, panel=_LIMITS),
     skew: int = option(
@@ -90,10 +103,7 @@ def run(
     from lmerge_service.replicas.request import ReplicaRequest
     from lmerge_service.replicas.serving import run_replica
 
-    if rejoin and since is not None:
-        raise ConfigurationError("--since and --rejoin are two ways to start over: give one")
-    if resume and (rejoin or since is not None):
-        raise ConfigurationError("--resume continues, --since and --rejoin start over: give one")
+    check_restart(since=since, rejoin=rejoin, resume=resume)
     query = planned.target.query()
     request = ReplicaRequest(
         name=planned.target.target,
@@ -125,6 +135,17 @@ def run(
         check_topic(each)
     log_to_stderr(as_json=as_json)
     asyncio.run(run_replica(request))
+
+
+def check_restart(*, since: int | None, rejoin: bool, resume: bool) -> None:
+    """
+    Raises:
+        ConfigurationError: two of them are given, of which each says something else.
+    """
+    if rejoin and since is not None:
+        raise ConfigurationError("--since and --rejoin are two ways to start over: give one")
+    if resume and (rejoin or since is not None):
+        raise ConfigurationError("--resume continues, --since and --rejoin start over: give one")
 
 
 def _http(port: int | None) -> "Http":

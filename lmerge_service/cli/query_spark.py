@@ -12,6 +12,14 @@ from lmerge_service.cli.options import (
     option,
 )
 from lmerge_service.cli.planned_query import PlannedQuery
+from lmerge_service.cli.query_run import (
+    RESTART,
+    Feedback,
+    Rejoin,
+    ReplicaName,
+    Since,
+    check_restart,
+)
 from lmerge_service.cli.replicas import conclude, stop_on_sigterm
 from lmerge_service.cli.words import finite, point, report
 from lmerge_service.elements import START
@@ -29,17 +37,22 @@ def spark(
         "Let Spark's own aggregation compute it: counts, sums, min and max in windows of a grid.",
         "--native",
     ),
+    feedback: Feedback = None,
+    name: ReplicaName = None,
     checkpoint: Path | None = option(
         "FOLDER",
         "What a restart goes on from; without it the replica starts over. By default "
         "replicas/TOPIC in $LMERGE_HOME, else in ~/.local/state/lmerge.",
         default=None,
+        panel=RESTART,
     ),
-    since: int | None = option(
-        "TIME",
-        "Begin a new incarnation with the facts from this time on (ms).",
-        show_default="the first fact",
-        default=None,
+    since: Since = None,
+    rejoin: Rejoin = False,
+    resume: bool = flag(
+        "When the checkpoint is lost, or of another plan, go on from what --to holds: its own "
+        "output, or a jumpstart's beginning.",
+        "--resume",
+        panel=RESTART,
     ),
     batch: int = option("N", "Facts per micro-batch, at the most.", min=1, default=100_000),
     tasks: int | None = option(
@@ -57,7 +70,7 @@ def spark(
 ) -> None:
     """Run a query by one of its plans on Spark: from topics of facts to a topic of elements.
 
-    Ends with the facts, or on SIGTERM. Restart it whenever you like, kill -9 included: it goes on
+    Ends with its inputs, or on SIGTERM. Restart it whenever you like, kill -9 included: it goes on
     from its checkpoint, and what it writes twice has the same `lmerge-seq`, so that readers have it
     once.
 
@@ -68,9 +81,10 @@ def spark(
     from lmerge_service.spark.queries.identity import PlanReplica
     from lmerge_service.spark.queries.running import follow_plan, start_plan
 
+    check_restart(since=since, rejoin=rejoin, resume=resume)
     query, to = planned.target.query(), planned.to
     topics = planned.topics(query)
-    for each in (to, *topics.values()):
+    for each in (to, *topics.values(), *([feedback] if feedback else [])):
         check_topic(each)
     replica = PlanReplica(
         name=planned.target.target,
@@ -84,6 +98,10 @@ def spark(
         partitions=planned.partitions,
         tasks=tasks,
         since=since,
+        rejoin=rejoin,
+        resume=resume,
+        feedback=feedback,
+        replica=name,
         batch=batch,
         native=native,
     )
@@ -104,6 +122,8 @@ def _introduce(planned: PlannedQuery, identity: "PlanIdentity", *, as_json: bool
     read = ", ".join(identity.topics.values())
     text = f"{planned.target.target}, plan {planned.plan} ({identity.engine}), "
     text += f"from {read} to {identity.to}, incarnation {identity.incarnation}"
+    if identity.resumed:
+        text += ", by what that held"
     if identity.joining_at != START:
         text += f", correct from {identity.joining_at} on"
     report({"replica": document}, text, as_json=as_json, err=True)

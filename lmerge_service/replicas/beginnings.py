@@ -3,44 +3,22 @@ now.
 
 Theory
     A replica that begins with the facts from S on has every event that begins at S or later, so
-    it is correct from S + memory on (`Shape.memory`): that is its joining point, which the headers
-    of its next incarnation have. With the present watermark of the facts as S, the joining point is
-    where its windows have filled, and until the merge is there it waits for nobody and nobody for
-    it. Times of records must be those of their facts, as `feed` writes them. Where the facts have
-    ended, their end is the latest record: what begins there has only the end to emit, and joins
-    at it.
+    it is correct from `joining_at(S)` on (`queries.properties`): that is its joining point, which
+    the headers of its next incarnation have. With the present watermark of the facts as S, the
+    joining point is where its windows have filled, and until the merge is there it waits for nobody
+    and nobody for it. Times of records must be those of their facts, as `feed` writes them. Where
+    the facts have ended, their end is the latest record: what begins there has only the end to
+    emit, and joins at it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from lmerge_service.elements import START
 from lmerge_service.errors import StateError
 from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.find import windows
 from lmerge_service.kafka.source import Source, TopicPartition
-from lmerge_service.kafka.tails import Tail, next_incarnation
 
-__all__ = ("Beginning", "check_kept", "next_beginning", "watermark_of")
-
-
-@dataclass(frozen=True, slots=True)
-class Beginning:
-    """What an incarnation is from its first record on."""
-
-    incarnation: int
-    since: int | None
-    """The time of its first fact; None: it begins with the first there is."""
-    joining_at: int
-
-
-def next_beginning(tail: Sequence[Tail], since: int | None, memory: int) -> Beginning:
-    """The incarnation after those of the last records given."""
-    incarnation = next_incarnation(tail)
-    if since is None:
-        return Beginning(incarnation, None, START)
-    # only an incarnation after the first can have a time from which on it is correct
-    return Beginning(max(incarnation, 1), since, since + memory)
+__all__ = ("check_kept", "present_watermark", "watermark_of")
 
 
 async def watermark_of(connection: Connection, facts: str, width: int, lateness: int) -> int | None:
@@ -56,6 +34,20 @@ async def watermark_of(connection: Connection, facts: str, width: int, lateness:
         highest = [await _highest(source, each, beginnings[each], ends[each]) for each in places]
     known = [time for time in highest if time is not None]
     return min(known) - lateness if len(known) == width else None
+
+
+async def present_watermark(
+    connection: Connection, sources: Sequence[tuple[str, int, int]]
+) -> int | None:
+    """How far all facts are by now, of sources (topic, partitions, lateness); None: there are no
+    sources, or those of a partition have no facts yet.
+
+    Raises:
+        TransportError: Kafka cannot be reached, or refuses.
+    """
+    found = [await watermark_of(connection, *each) for each in sources]
+    known = [each for each in found if each is not None]
+    return min(known) if known and len(known) == len(found) else None
 
 
 async def check_kept(connection: Connection, facts: str, width: int, since: int | None) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from lmerge_service.elements import START, Element
 from lmerge_service.errors import ElementError, IllegalStreamError, StateError
 from lmerge_service.formats.headers import incarnation_of
+from lmerge_service.formats.repeats import Repeats
 from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.queries.live_events import LiveEvents
@@ -23,7 +24,7 @@ from lmerge_service.queries.operators.sources import Elements
 from lmerge_service.replicas.commit_record import OutputPartition
 from lmerge_service.replicas.output_reader import OutputReader
 
-__all__ = ("OwnOutput", "read_on", "read_whole")
+__all__ = ("OutputContent", "OwnOutput", "read_on", "read_whole")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ async def read_whole(
     """
     places = [TopicPartition(topic, number) for number in range(partitions)]
     beginnings, ends = await source.beginnings(places), await source.settled(places)
-    found = [_Content(place, reader) for place in places]
+    found = [OutputContent(place, reader) for place in places]
     async for place, records in source.backlog(beginnings, ends):
         found[place.partition].take(records)
     last = max(found, key=lambda each: each.incarnation)
@@ -70,8 +71,8 @@ async def read_whole(
     )
 
 
-class _Content:
-    """The output of the last incarnation in one partition."""
+class OutputContent:
+    """The output of the last incarnation in one partition, from its beginning on."""
 
     def __init__(self, place: TopicPartition, reader: OutputReader) -> None:
         self._place = place
@@ -82,8 +83,19 @@ class _Content:
         self.incarnation, self.joining_at = incarnation, joining_at
         self.live, self.records = LiveEvents(), 0
         self._legal = Elements()
+        self._repeats = Repeats()
+
+    @property
+    def number(self) -> int:
+        """That of the last record; 0 if its writer does not number them."""
+        return self._repeats.of(self._place.partition).last
 
     def take(self, records: Sequence[Record]) -> None:
+        """Takes the records that come next.
+
+        Raises:
+            StateError: one is no element of this query's, or may not stand where it stands.
+        """
         usual = self._reader.at_once([record.value for record in records])
         for record, found in zip(records, usual, strict=True):
             try:
@@ -91,11 +103,13 @@ class _Content:
                 if incarnation < self.incarnation:
                     continue  # what is left of an earlier one
                 element = found or self._reader.element(record.value)
+                if incarnation > self.incarnation:
+                    self._begin(incarnation, joining_at)
+                self.records += 1
+                if self._repeats.is_repeat(self._place.partition, record):
+                    continue  # a job on Spark writes at least once
             except (ElementError, IllegalStreamError) as error:
                 raise StateError(f"{self._at(record)}: {error}") from error
-            if incarnation > self.incarnation:
-                self._begin(incarnation, joining_at)
-            self.records += 1
             self.live.apply(self._legal.process(element))
             if self._legal.refused:
                 _, kind, _ = self._legal.refused[0]

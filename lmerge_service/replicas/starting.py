@@ -29,7 +29,7 @@ from lmerge_service.kafka.tails import Tail, next_incarnation, tails
 from lmerge_service.merge.commit_record import COMMIT_KEY
 from lmerge_service.queries import logical
 from lmerge_service.queries.properties import joining_at
-from lmerge_service.replicas.beginnings import watermark_of
+from lmerge_service.replicas.beginnings import present_watermark
 from lmerge_service.replicas.commit_record import ReplicaCommit, state_topic
 from lmerge_service.replicas.request import ReplicaRequest
 
@@ -163,7 +163,12 @@ async def _begin(
 ) -> Anew:
     since = request.since
     if request.rejoin and (tail or incarnation):
-        since = await _now(request, widths)
+        places = [
+            (request.topic_of(name), widths[name], source.lateness)
+            for name, source in request.sources.items()
+            if isinstance(source, logical.Source)
+        ]
+        since = await present_watermark(request.connection, places)
     if since is None:
         return Anew(incarnation, START, None)
     begins = {
@@ -178,14 +183,3 @@ async def _begin(
         )
     # only an incarnation after the first can have a time from which on it is correct
     return Anew(max(incarnation, 1), min(correct_from, INFINITY - 1), since)
-
-
-async def _now(request: ReplicaRequest, widths: Mapping[str, int]) -> int | None:
-    """How far all facts are by now; None: there are none, or those of a partition are none."""
-    found: list[int | None] = []
-    for name, source in request.sources.items():
-        if isinstance(source, logical.Source):
-            place = request.topic_of(name), widths[name]
-            found.append(await watermark_of(request.connection, *place, source.lateness))
-    known = [each for each in found if each is not None]
-    return min(known) if known and len(known) == len(found) else None

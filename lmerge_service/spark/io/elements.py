@@ -65,6 +65,7 @@ __all__ = (
     "Mode",
     "decode_records",
     "existing_offsets",
+    "headers_of_text",
     "headers_text",
     "kafka_records",
     "kafka_sink",
@@ -179,6 +180,17 @@ def headers_text(headers: Column, names: Sequence[str] = HEADERS) -> Column:
         ),
     )
     return F.when(F.size(headers) > 0, F.nullif(F.array_join(texts, ","), F.lit("")))
+
+
+def headers_of_text(text: Column) -> Column:
+    """Headers out of the string by which they are handed over."""
+    return F.transform(
+        F.split(text, ","),
+        lambda each: F.struct(
+            F.substring_index(each, "=", 1).alias("key"),
+            F.unhex(F.substring_index(each, "=", -1)).alias("value"),
+        ),
+    )
 
 
 def _json_lines(spark: SparkSession, source: JsonFiles, streaming: bool, rule: Rule) -> DataFrame:

@@ -29,7 +29,7 @@ from lmerge_service.formats.headers import SEQ_HEADER
 from lmerge_service.merge.findings.evidence import Evidence
 from lmerge_service.merge.internal_topics import largest_record
 from lmerge_service.spark.io.connection import kafka_options
-from lmerge_service.spark.io.elements import headers_text, kafka_records
+from lmerge_service.spark.io.elements import headers_of_text, headers_text, kafka_records
 from lmerge_service.spark.io.places import ReadTopics, located
 from lmerge_service.spark.merge.packing import CHUNKS, packing
 from lmerge_service.spark.merge.plan import MergePlan, work_of
@@ -115,12 +115,7 @@ def _written(merged: DataFrame, topology: Topology) -> DataFrame:
     noted = merged.observe(_FOUND, F.collect_list(found).alias("rows"))
     seq = F.col("seq").cast("string").cast("binary")
     numbered = F.array(_header(F.lit(SEQ_HEADER), seq))
-    letter = F.transform(
-        F.split("letter", ","),
-        lambda each: _header(
-            F.substring_index(each, "=", 1), F.unhex(F.substring_index(each, "=", -1))
-        ),
-    )
+    letter = headers_of_text(F.col("letter"))
     topic = F.when(target.isNull(), output.topic).when(target == LETTER, output.dead_letter_topic)
     return noted.where(target.isNull() | (target != JOB)).select(
         topic.otherwise(output.events_topic).alias("topic"),

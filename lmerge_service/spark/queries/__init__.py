@@ -1,14 +1,14 @@
-"""Replicated queries: continuous queries over a topic of facts, each in several plans that differ
-in all but their meaning, as Structured Streaming jobs that write topics of elements.
+"""Plans of queries as Structured Streaming jobs, from topics of facts and elements to a topic of
+elements.
 
-    facts ──▶ SQL ──▶ one operator for each output partition ──▶ elements
-          └─▶ how far each partition is, which rows are late ──┘
-
-What is decided about a batch is in `bucket`, `lateness` and the operators (`windows`, `airborne`),
-which need no Spark; `pipeline` makes a job of them, `running` a process. The queries that
-come along are in `catalogue`; docs/replicas.md makes one of one's own.
-
-Plans of the algebra run as jobs, too: `stages` cuts them, `stage_bucket` is what one bucket of a
-stage does, `compiling` and `stage_processor` make a job of it, and `running` a process;
-`native` has Spark's own aggregation compute what it can.
+    stages           a plan cut where its rows must be divided anew
+    intake_bucket    what one partition of a source becomes, where its records hang together
+    stage_bucket     what one bucket of a stage does with a batch; `resuming`, with an output of
+                     which nothing is left but itself
+    moves            the bytes that go from task to task
+    compiling        stages as a query of Spark's; `stage_processor`, its stateful operators
+    native           a plan that Spark's own aggregation computes
+    identity         what a replica is, by its checkpoint and its topic; `held_output`, what that
+                     topic holds
+    running          a replica as a process
 """

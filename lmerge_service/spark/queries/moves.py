@@ -1,4 +1,4 @@
-"""What goes from stage to stage: many rows of one bucket in one piece of bytes.
+"""What goes from task to task: many rows of one bucket in one piece of bytes.
 
 Theory
     Handing a row from Java to Python and back costs Spark more than what most operators do with
@@ -17,10 +17,25 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from lmerge_service.elements import Adjust, Element, Insert, Stable
+from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.replicas.lateness import RowSummary
 from lmerge_service.replicas.routing import Route
 
-__all__ = ("Moved", "Rows", "Summary", "Taken", "divided", "moved", "packed", "unpacked")
+__all__ = (
+    "Held",
+    "Letters",
+    "Moved",
+    "Points",
+    "Records",
+    "Rows",
+    "Summary",
+    "Taken",
+    "divided",
+    "is_letters",
+    "moved",
+    "packed",
+    "unpacked",
+)
 
 
 class Rows(msgspec.Struct, frozen=True, array_like=True, tag=0):
@@ -72,7 +87,54 @@ class Moved(msgspec.Struct, frozen=True, array_like=True, tag=2):
                     yield Stable(times[0])
 
 
-Taken: TypeAlias = Rows | Summary | Moved
+class Records(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """Records of one partition of a source as they came, in order."""
+
+    partition: int
+    offsets: list[int]
+    keys: list[bytes | None]
+    values: list[bytes | None]
+    headers: list[str | None]
+    """Those that count, as `spark.io.elements.headers_text` gives them."""
+
+
+_LETTERS: Final = 4
+
+
+class Letters(msgspec.Struct, frozen=True, array_like=True, tag=_LETTERS):
+    """Records that are no facts or elements, on their way to the dead letters."""
+
+    letters: list[DeadLetter]
+
+
+class Points(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """Feedback for this replica."""
+
+    points: list[tuple[int, int, int]]
+    """(task of the merge, how many there are, its point)."""
+
+
+class Held(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """What a partition of the output holds that may still change."""
+
+    rows: list[Any]
+    times: list[tuple[int, int]]
+    """(vs, ve) of each event."""
+    stable: int
+    emitted: int
+    """The number of its last record; 0 if these have none."""
+
+
+Taken: TypeAlias = Rows | Summary | Moved | Records | Letters | Points | Held
+
+
+def is_letters(chunk: bytes) -> bool:
+    """Whether a chunk has dead letters, which no bucket takes.
+
+    >>> is_letters(packed(Letters([]))), is_letters(packed(Points([])))
+    (True, False)
+    """
+    return chunk[1] == _LETTERS  # behind the byte that says how long the array is
 
 
 def moved(input_: str, bucket: int, first: int, elements: Iterable[Element]) -> Moved:

@@ -14,6 +14,9 @@ Theory
     partition still counts. So the column is the mark, which is no fact's time but the least of all
     partitions: what is in time is never below it, and Spark finds nothing late.
 
+    A record that is no fact has no place in this: it is read once more by itself, and becomes a
+    dead letter.
+
     How far the output is must come out behind what is final by then. So marks go through the
     aggregation, too, as a group of their own whose time is in the last windows that end by the
     mark: Spark emits them with these windows, and the numbering, which has all of a bucket, puts
@@ -34,9 +37,10 @@ from typing import Any, Final
 
 import msgspec
 import pandas as pd  # type: ignore[import-untyped]
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from lmerge_service.elements import INFINITY, START, Stable
@@ -48,8 +52,10 @@ from lmerge_service.queries.sql_text import COLUMN_TYPES, is_sql, sql_text
 from lmerge_service.queries.trees import inferred
 from lmerge_service.replicas.lateness import FactsLateness, RowSummary
 from lmerge_service.spark.io.encoding import canonical_payload, record_value
+from lmerge_service.spark.queries.bucket_processor import BucketProcessor
 from lmerge_service.spark.queries.compiling import SourceReader, StagesQuery, facts_frame
-from lmerge_service.spark.queries.moves import Rows, Summary, unpacked
+from lmerge_service.spark.queries.moves import Letters, Rows, Summary, packed, unpacked
+from lmerge_service.spark.queries.stage_processor import letter_columns
 from lmerge_service.spark.queries.stages import Branch
 from lmerge_service.spark.silence import silence_stdout
 
@@ -94,6 +100,8 @@ def check_native(plan: logical.Node) -> logical.Windows:
         node = node.of
     if not isinstance(node, logical.Source) or node.until is not None:
         raise refuse("its windows are over more than selected columns of facts")
+    if node.key:
+        raise refuse(f"{node.name} drops duplicates by {', '.join(node.key)}")
     return plan
 
 
@@ -102,18 +110,17 @@ def native_records(query: StagesQuery, facts: Mapping[str, DataFrame]) -> DataFr
     stage = query.stages[-1]
     (branch,) = stage.branches
     columns = dict(stage.columns)[branch.source.name]
-    reader = SourceReader(branch.source, query.headroom, columns, query.keys)
     name = branch.source.name
+    reader = SourceReader(branch.source, query.headroom, columns, query.keys)
+    lettering = msgspec.structs.replace(reader, topic=query.topic_of(name))
     chunks = facts_frame(facts[name], reader, [branch], f"facts 0 {name}")
     windows = stage.plan.plan
     assert isinstance(windows, logical.Windows)
     below = logical.schema_of(windows.of)
-    size = windows.grid.size
-    gate = Gate(branch, query.widths[name], size)
-    fields = ", ".join(f"c{at} {COLUMN_TYPES[each.kind]}" for at, each in enumerate(below))
-    passed = chunks.groupBy("bucket").transformWithStateInPandas(
-        gate, ", ".join((_PASSED, fields)), "Append", "None"
-    )
+    fields = (f"c{at} {COLUMN_TYPES[each.kind]}" for at, each in enumerate(below))
+    schema = ", ".join((_PASSED, *fields))
+    gate = Gate(branch, query.widths[name], windows.grid.size, schema)
+    passed = chunks.groupBy("bucket").transformWithStateInPandas(gate, schema, "Append", "None")
     observed = passed.observe("stage 0 gate", F.sum("late").alias("late"))
     rows = _aggregated(observed, windows, below)
     numbering = Numbering(windows.grid, query.keys)
@@ -128,7 +135,30 @@ def native_records(query: StagesQuery, facts: Mapping[str, DataFrame]) -> DataFr
         F.lit(0).alias("late"),
         F.lit(0).alias("kept"),
     )
-    return counted.where(F.col("value").isNotNull()).select("partition", "seq", "key", "value")
+    written = counted.where(F.col("value").isNotNull()).select(
+        "partition", "seq", "key", "value", F.lit(None).cast("string").alias("letter")
+    )
+    raw = facts[name].select("partition", "offset", "key", "value")
+    return written.unionByName(raw.mapInArrow(lambda read: _letters(lettering, read), _LETTERS))
+
+
+_LETTERS: Final = "partition int, seq long, key binary, value binary, letter string"
+
+
+def _letters(reader: SourceReader, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Records of dead letters, of (partition, offset, key, value)."""
+    for letters in reader.letters(batches):
+        found = letter_columns([packed(Letters(letters))])
+        count = len(letters)
+        yield pa.RecordBatch.from_pydict(
+            {
+                "partition": pa.array([0] * count, pa.int32()),
+                "seq": pa.nulls(count, pa.int64()),
+                "key": pa.array(found["key"], pa.binary()),
+                "value": pa.array(found["value"], pa.binary()),
+                "letter": pa.array(found["letter"], pa.string()),
+            }
+        )
 
 
 _PASSED: Final = "bucket int, mark long, time long, late long"
@@ -203,29 +233,25 @@ def _aggregate(aggregation: logical.Aggregation, below: Schema, columns: Mapping
 _STATE: Final = StructType([StructField("saved", BinaryType())])
 
 
-class Gate(StatefulProcessor):
-    """Lets the facts of a bucket pass that are in time, and marks how far all are."""
+class Gate(BucketProcessor):
+    """Lets the facts of a bucket pass that are in time, and marks how far all are; `schema` is that
+    of what it lets pass."""
 
-    def __init__(self, branch: Branch, width: int, size: int) -> None:
+    def __init__(self, branch: Branch, width: int, size: int, schema: str) -> None:
+        super().__init__(schema)
         self._branch, self._width, self._size = branch, width, size
 
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        """Takes the handle of Spark's state store. Called by Spark before anything else."""
+    def open(self, handle: StatefulProcessorHandle) -> None:
         self._state = handle.getValueState("seen", _STATE)
 
-    def handleInputRows(  # noqa: N802 (Spark's name)
-        self,
-        key: Any,
-        rows: Iterator[Any],
-        timerValues: Any,  # noqa: N803
-    ) -> Iterator[pd.DataFrame]:
-        """Yields the rows of a batch that are in time, then its mark."""
+    def run(self, key: int, frames: Iterator[pd.DataFrame]) -> Iterator[Mapping[str, Any]]:
+        """Of chunks: the rows of a batch that are in time, then its mark."""
         kept = self._state.get()
         seen = [] if kept is None else msgspec.msgpack.decode(bytes(kept[0]), type=list[int])
         lateness = FactsLateness(self._branch.source.lateness, self._width, seen)
         summaries: dict[int, list[RowSummary]] = {}
         facts: list[Rows] = []
-        for chunk in (chunk for frame in rows for chunk in frame["chunk"]):
+        for chunk in (chunk for frame in frames for chunk in frame["chunk"]):
             match unpacked(chunk):
                 case Summary(_, partition, summary):
                     summaries.setdefault(partition, []).append(summary)
@@ -233,27 +259,20 @@ class Gate(StatefulProcessor):
                     facts.append(some)
         lateness.begin(summaries)
         self._state.update((msgspec.msgpack.encode(lateness.seen),))
-        bucket, late = int(key[0]), 0
-        width = len(logical.schema_of(self._top))
-        names = ["bucket", "mark", "time", "late", *(f"c{at}" for at in range(width))]
+        late = 0
         for some in facts:
             of = some.partition
             events = [each for at, each in some.events() if lateness.counts(of, at, each.vs)]
             late += len(some.offsets) - len(events)
             if events:
-                yield self._passed(bucket, events, names)
+                yield self._passed(key, events)
         mark = lateness.watermark
         if mark == START:
             mark = -_FURTHEST + self._size
         mark = min(mark, _FURTHEST - 1)
-        row = [bucket, mark, mark - self._size, late, *[None] * width]
-        yield pd.DataFrame([row], columns=names)
+        yield {"bucket": [key], "mark": [mark], "time": [mark - self._size], "late": [late]}
 
-    @property
-    def _top(self) -> logical.Node:
-        return self._branch.prefix[-1] if self._branch.prefix else self._branch.source
-
-    def _passed(self, bucket: int, events: list[Any], names: list[str]) -> pd.DataFrame:
+    def _passed(self, bucket: int, events: list[Any]) -> Mapping[str, Any]:
         furthest = max(abs(event.vs) for event in events)
         if furthest >= _FURTHEST - self._size:
             raise ElementError(
@@ -261,18 +280,12 @@ class Gate(StatefulProcessor):
             )
         columns: dict[str, Any] = {
             "bucket": bucket,
-            "mark": None,
             "time": [event.vs for event in events],
             "late": 0,
         }
-        for name, column in zip(
-            names[4:], zip(*(event.payload for event in events), strict=True), strict=True
-        ):
-            columns[name] = pd.Series(column, dtype=object)
-        return pd.DataFrame(columns)
-
-    def close(self) -> None:
-        pass
+        for at, column in enumerate(zip(*(event.payload for event in events), strict=True)):
+            columns[f"c{at}"] = pd.Series(column, dtype=object)
+        return columns
 
 
 _NUMBERED: Final = "partition int, seq long, key binary, value binary, stable long, watermark long"
@@ -281,29 +294,23 @@ _NUMBERS: Final = StructType(
 )
 
 
-class Numbering(StatefulProcessor):
+class Numbering(BucketProcessor):
     """Puts what a bucket has in order, its stable last, and numbers it."""
 
     def __init__(self, grid: logical.Grid, keys: tuple[int, ...]) -> None:
-        self._grid = grid
-        self._numbers = {key: number for number, key in enumerate(keys)}
+        super().__init__(_NUMBERED)
+        self._grid, self._keys = grid, keys
 
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        """Takes the handle of Spark's state store. Called by Spark before anything else."""
+    def open(self, handle: StatefulProcessorHandle) -> None:
         self._state = handle.getValueState("numbers", _NUMBERS)
 
-    def handleInputRows(  # noqa: N802 (Spark's name)
-        self,
-        key: Any,
-        rows: Iterator[Any],
-        timerValues: Any,  # noqa: N803
-    ) -> Iterator[pd.DataFrame]:
-        """Yields the records of a batch, and a row that has how far it is."""
+    def run(self, key: int, frames: Iterator[pd.DataFrame]) -> Iterator[Mapping[str, Any]]:
+        """Of results and marks: the records of a batch, and a row that has how far it is."""
         kept = self._state.get()
         emitted, stable = (0, START) if kept is None else kept
         results: list[tuple[int, bytes, bytes]] = []
         mark = START
-        for frame in rows:
+        for frame in frames:
             marks = frame["mark"].dropna()
             mark = max([mark, *map(int, marks)])
             some = frame[frame["mark"].isna()]
@@ -321,16 +328,14 @@ class Numbering(StatefulProcessor):
             found.append((None, encode(Stable(stable))))
         self._state.update((emitted + len(found), stable))
         numbers = range(emitted + 1, emitted + len(found) + 1)
-        partition = self._numbers[int(key[0])]
-        columns = {
-            "partition": partition,
+        yield {
+            "partition": self._keys.index(key),
             "seq": [*numbers, 0],
             "key": [*(key for key, _ in found), None],
             "value": [*(value for _, value in found), None],
             "stable": stable,
             "watermark": INFINITY if mark == _FURTHEST - 1 else mark,
         }
-        yield pd.DataFrame(columns)
 
     def _stable(self, mark: int) -> int:
         """The start of the first window that is not final."""
@@ -342,6 +347,3 @@ class Numbering(StatefulProcessor):
         return (
             (mark - grid.size - grid.origin) // grid.every * grid.every + grid.every + grid.origin
         )
-
-    def close(self) -> None:
-        pass

@@ -1,19 +1,20 @@
 """A replica on Spark as a process: how a plan is started, goes on after it was killed, and ends.
 
 Theory
-    The checkpoint folder holds what Spark keeps and `plan.json` (`identity`). With it a
+    The checkpoint folder holds what Spark keeps and `plan.json` (`identity`). With these a
     process that was killed goes on: Spark does the last batch again if it had not committed it, on
     the same state and the same offsets, so the same records are written again, with the same
     numbers (`lmerge-seq`): whoever reads the topic has each once, bags among them (case R4).
 
 Who owns what
-    The checkpoint belongs to one process at a time. The output topic is made when it is missing.
+    The checkpoint belongs to one process at a time. The topics of the output and of the dead
+    letters are made when they are missing.
 
 What happens on a crash
     Before `plan.json` is there, nothing has been written. Afterwards, as above.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -22,14 +23,22 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 
 from lmerge_service.elements import INFINITY
-from lmerge_service.errors import LMergeError
+from lmerge_service.errors import ConfigurationError, LMergeError
+from lmerge_service.formats.feedback import feedback_topic
 from lmerge_service.formats.headers import SEQ_HEADER, incarnation_headers
 from lmerge_service.queries import logical
 from lmerge_service.queries.physical import PhysicalPlan
+from lmerge_service.replicas.running import dead_letter_topic
 from lmerge_service.spark.errors import spark_errors
-from lmerge_service.spark.io.elements import kafka_records, kafka_sink
+from lmerge_service.spark.io.elements import (
+    headers_of_text,
+    kafka_records,
+    kafka_sink,
+    topic_width,
+)
 from lmerge_service.spark.io.places import ReadTopics, WrittenTopic, located
-from lmerge_service.spark.queries.compiling import StagesQuery, records
+from lmerge_service.spark.queries.compiling import FeedbackReader, StagesQuery, records
+from lmerge_service.spark.queries.held_output import held_frame, write_held
 from lmerge_service.spark.queries.identity import PlanIdentity, PlanReplica, identify_plan
 from lmerge_service.spark.queries.native import check_native, native_records
 from lmerge_service.spark.queries.stages import stages
@@ -47,7 +56,7 @@ class PlanBatch:
     number: int
     facts: int
     refused: int
-    """Records that are no facts, or have no time."""
+    """Records that are no facts or elements."""
     late: int
     records: int
     """Written."""
@@ -75,14 +84,22 @@ def start_plan(
         TransportError: Kafka cannot be reached, or refuses.
         StateError: the checkpoint cannot be read.
     """
+    if replica.native and replica.feedback is not None:
+        raise ConfigurationError("--native computes all windows: leave out --feedback")
     if replica.native:  # which of the query's plans makes no difference
         replica = replace(replica, plan=PhysicalPlan(check_native(replica.query)))
     plan = replica.plan
     stages(plan, replica.columns_of)  # raises before a topic is made
-    identity, ended = identify_plan(replica, spark.sparkContext.defaultParallelism)
+    session = spark.newSession()
+    identity, ended = identify_plan(
+        replica,
+        spark.sparkContext.defaultParallelism,
+        lambda folder, *of: write_held(session, replica, folder, *of),
+    )
     if ended:
         return identity, None
-    session = spark.newSession()
+    letters = dead_letter_topic(replica.to)
+    topic_width(WrittenTopic(replica.kafka, letters))
     for name, value in {
         f"{_STATE}.providerClass": _ROCKSDB,
         f"{_STATE}.rocksdb.changelogCheckpointing.enabled": "true",
@@ -97,40 +114,69 @@ def start_plan(
         buckets=identity.partitions,
         tasks=identity.tasks,
         headroom=logical.headroom(plan.plan),
-        identity=str(replica.checkpoint.absolute()),
+        identity=f"{replica.checkpoint.absolute()} {identity.run}",
+        topics=identity.topics,
+        skip=identity.joining_at,
     )
     facts = {name: _facts(session, replica, identity, name) for name in identity.topics}
     with spark_errors(f"query {replica.name}"):
-        compiled = native_records if replica.native else records
-        output = compiled(query, facts)
+        if replica.native:
+            output = native_records(query, facts)
+        else:
+            output = records(query, facts, _aside(session, replica, identity, query.keys))
     sink = kafka_sink(WrittenTopic(replica.kafka, replica.to))
+    del sink["topic"]  # each record has its own
     with spark_errors(f"writing {replica.to}"):
-        writer = _written(output, identity).writeStream.format("kafka").options(**sink)
-        folder = located(str(replica.checkpoint / "spark"))
+        writer = _written(output, identity, letters).writeStream.format("kafka").options(**sink)
+        folder = located(str(replica.folder(identity.run)))
         return identity, writer.option("checkpointLocation", folder).start()
 
 
 def _facts(
     session: SparkSession, replica: PlanReplica, identity: PlanIdentity, name: str
 ) -> DataFrame:
+    has_headers = isinstance(replica.sources[name], logical.Elements)
     options = {
-        "includeHeaders": "false",
+        "includeHeaders": str(has_headers).lower(),
         "maxOffsetsPerTrigger": str(replica.batch),
         "kafka.fetch.max.wait.ms": "50",
     }
-    if identity.since is not None:
-        options["startingTimestamp"] = str(identity.since)
+    if (since := identity.begins.get(name)) is not None:
+        options["startingTimestamp"] = str(since)
         options["startingOffsetsByTimestampStrategy"] = "latest"
     topic = ReadTopics(replica.kafka, identity.topics[name], options=options)
-    return kafka_records(session, topic, streaming=True)
+    raw = kafka_records(session, topic, streaming=True)
+    return raw if has_headers else raw.withColumn("headers", F.lit(None).cast(_HEADERS))
 
 
-def _written(output: DataFrame, identity: PlanIdentity) -> DataFrame:
-    """Records for Spark's Kafka sink."""
+_HEADERS: Final = "array<struct<key:string,value:binary>>"
+
+
+def _aside(
+    session: SparkSession, replica: PlanReplica, identity: PlanIdentity, keys: tuple[int, ...]
+) -> list[DataFrame]:
+    """What the buckets of the last stage get that is no input of the plan."""
+    found = []
+    if identity.resumed:
+        found.append(held_frame(session, replica.held(identity.run), identity.incarnation, keys))
+    if identity.feedback is not None:
+        assert identity.replica is not None
+        topic = ReadTopics(replica.kafka, feedback_topic(identity.feedback))
+        reader = FeedbackReader(identity.replica, identity.feedback_id, keys)
+        values = kafka_records(session, topic, streaming=True).select("value")
+        found.append(values.mapInArrow(reader.chunks, "bucket int, chunk binary"))
+    return found
+
+
+def _written(output: DataFrame, identity: PlanIdentity, letters: str) -> DataFrame:
+    """Records for Spark's Kafka sink, of the output and of dead letters."""
     fixed = incarnation_headers(identity.incarnation, identity.joining_at)
     headers = [_header(name, F.lit(value.decode())) for name, value in fixed]
     headers.append(_header(SEQ_HEADER, F.col("seq").cast("string")))
-    return output.select("key", "value", "partition", F.array(*headers).alias("headers"))
+    letter, is_record = F.col("letter"), F.col("letter").isNull()
+    topic = F.when(is_record, identity.to).otherwise(letters)
+    whole = F.when(is_record, F.array(*headers)).otherwise(headers_of_text(letter))
+    return output.select(topic.alias("topic"), "key", "value", "partition", whole.alias("headers"))
 
 
 def _header(name: str, value: Column) -> Column:
@@ -178,18 +224,24 @@ def _batch(progress: Any) -> PlanBatch | None:
     if last is None or last["stable"] is None:
         return None  # nothing had come
     facts: dict[str, Any] = {}
-    for name, row in metrics.items():
+    rows = {name: row.asDict() for name, row in metrics.items()}
+    for name, row in rows.items():
         if name.startswith("facts "):  # a source that several stages read is read by each
             facts[name.split(" ", 2)[2]] = row
-    stages_ = [row for name, row in metrics.items() if name.startswith("stage ")]
+    stages_ = [row for name, row in rows.items() if name.startswith("stage ")]
+    stages_.append(rows["output"])
+
+    def total(of: Iterable[Mapping[str, Any]], name: str) -> int:
+        return sum(row.get(name) or 0 for row in of)
+
     return PlanBatch(
         number=progress.batchId,
-        facts=sum(row["rows"] or 0 for row in facts.values()),
-        refused=sum(row["refused"] or 0 for row in facts.values()),
-        late=sum(row["late"] or 0 for row in [*stages_, last]),
+        facts=total(facts.values(), "rows"),
+        refused=total(facts.values(), "refused"),
+        late=total([*facts.values(), *stages_], "late"),
         records=last["records"],
         stable=last["stable"],
-        watermark=min(row["watermark"] for row in [*stages_, last] if "watermark" in row),
-        kept=sum(row["kept"] or 0 for row in [*stages_, last] if "kept" in row),
+        watermark=min(row["watermark"] for row in stages_ if row.get("watermark") is not None),
+        kept=total([*facts.values(), *stages_], "kept"),
         seconds=progress.batchDuration / 1000,
     )

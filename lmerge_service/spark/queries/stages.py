@@ -16,7 +16,8 @@ Theory
 
     In a stage, what is selected and projected of a source before anything else is its *prefix*. It
     needs no state, so it runs in the JVM, before rows are divided; it ends below the first function
-    of the user's.
+    of the user's. A source whose records depend on those before them, of elements or of facts
+    without duplicates, has none: an *intake* per partition decides what they are first.
 
 Invariants
     C1  The stages, one upon the other, are the plan: the same operators with the same choices.
@@ -28,7 +29,6 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from lmerge_service.errors import ConfigurationError
 from lmerge_service.queries import logical
 from lmerge_service.queries.logical import Node
 from lmerge_service.queries.physical import Choice, PhysicalPlan
@@ -63,12 +63,25 @@ class Stage(msgspec.Struct, frozen=True):
     """What its networks are; its sources are the names of branches and upstreams."""
     branches: tuple[Branch, ...]
     upstreams: tuple[Upstream, ...]
+    intakes: tuple[logical.Source | logical.Elements, ...]
+    """The sources that it gets from intakes, by their names."""
     columns: tuple[tuple[str, tuple[str, ...]], ...]
     """By source and by upstream, the columns that divide it; none: all is in one bucket."""
 
     @property
     def sources(self) -> dict[str, logical.Source]:
+        """Those that have prefixes."""
         return {each.source.name: each.source for each in self.branches}
+
+    @property
+    def heeds_feedback(self) -> bool:
+        """Whether it may leave out what is final elsewhere: an upstream that stands in its plan for
+        facts may revise what it has emitted, and facts are taken for final."""
+        upstreams = {each.name for each in self.upstreams}
+        leaves = logical.sources(self.plan.plan).values()
+        return not any(
+            isinstance(each, logical.Source) and each.name in upstreams for each in leaves
+        )
 
     @property
     def schema(self) -> Any:
@@ -78,31 +91,14 @@ class Stage(msgspec.Struct, frozen=True):
 
 def stages(plan: PhysicalPlan, columns_of: ColumnsOf, *, divided: bool = True) -> tuple[Stage, ...]:
     """The stages of a plan, the last one behind those that feed it; one, if the plan is not to be
-    `divided`.
-
-    Raises:
-        ConfigurationError: it reads what Spark can't divide.
-    """
-    for source in logical.sources(plan.plan).values():
-        _check(source)
+    `divided`."""
     cutting = _Cutting(plan, columns_of)
     cutting.finish(cutting.place(plan.plan) if divided else plan.plan)
     return tuple(cutting.stages)
 
 
-def _check(source: logical.Source | logical.Elements) -> None:
-    if isinstance(source, logical.Elements):
-        raise ConfigurationError(
-            f"{source.name} is a topic of elements: a query over one runs without --spark"
-        )
-    if source.key:
-        raise ConfigurationError(
-            f"{source.name} drops duplicates by {', '.join(source.key)}: a query that does so runs "
-            "without --spark"
-        )
-
-
-_STATELESS: Final = (logical.Source, logical.Select, logical.Project, logical.FlatMap)
+_SOURCES: Final = (logical.Source, logical.Elements)
+_STATELESS: Final = (*_SOURCES, logical.Select, logical.Project, logical.FlatMap)
 _IN_PLACE: Final = (*_STATELESS, logical.Lifetime)
 """What would be a stage to no purpose."""
 
@@ -143,7 +139,7 @@ class _Cutting:
             return node
         if node not in self._outputs:
             number = self.finish(node)
-            self._outputs[node] = _input(f"stage {number}", node)
+            self._outputs[node] = _upstream(f"stage {number}", node)
         return self._outputs[node]
 
     def finish(self, top: Node) -> int:
@@ -152,7 +148,8 @@ class _Cutting:
         columns = self._columns_of(top) or {}
         inner = _Branches(self._choices)
         plan = inner.plan_of(top, frozenset(of_stages))
-        names = {each.name for each in logical.nodes(top) if isinstance(each, logical.Source)}
+        leaves = [each for each in logical.nodes(top) if isinstance(each, _SOURCES)]
+        names = {each.name for each in leaves}
         self.stages.append(
             Stage(
                 plan=PhysicalPlan(
@@ -168,7 +165,10 @@ class _Cutting:
                 upstreams=tuple(
                     Upstream(node.name, number)
                     for node, number in of_stages.items()
-                    if isinstance(node, logical.Source) and node.name in names
+                    if isinstance(node, _SOURCES) and node.name in names
+                ),
+                intakes=tuple(
+                    each for each in leaves if _has_intake(each) and each not in of_stages
                 ),
                 columns=tuple((name, tuple(columns.get(name, ()))) for name in sorted(names)),
             )
@@ -207,7 +207,7 @@ class _Branches:
     def _prefix(self, node: Node, upstreams: frozenset[Node]) -> list[Node] | None:
         """The source below a node, and the way from there to it; None: it is no prefix."""
         match node:
-            case logical.Source() if node not in upstreams:
+            case logical.Source() if node not in upstreams and not _has_intake(node):
                 return [node]
             case logical.Select(of, where):
                 trees = [where]
@@ -220,6 +220,17 @@ class _Branches:
             return None
         below = self._prefix(of, upstreams)
         return None if below is None else [*below, node]
+
+
+def _has_intake(source: logical.Source | logical.Elements) -> bool:
+    return isinstance(source, logical.Elements) or bool(source.key)
+
+
+def _upstream(name: str, node: Node) -> Node:
+    """What stands in a later stage for the output of a node."""
+    if logical.longest(node) == 1:
+        return _input(name, node)
+    return logical.Elements(name, logical.schema_of(node))
 
 
 def _input(name: str, node: Node) -> Node:

@@ -3,13 +3,17 @@ what queries mean, found another way."""
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
+from itertools import zip_longest
 from random import Random
 from typing import Any, cast
 
 import pyarrow as pa
 
-from lmerge_service.elements import INFINITY, Element, Insert
-from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
+from lmerge_service.errors import ElementError
+from lmerge_service.formats.dead_letters import DeadLetter
+from lmerge_service.formats.wire import WireDecoder, encode
 from lmerge_service.queries import logical
 from lmerge_service.queries.compiling import Faults, condition, projection
 from lmerge_service.queries.expressions import col
@@ -20,6 +24,7 @@ from lmerge_service.queries.plan import (
     Query,
     average,
     count,
+    elements,
     facts,
     hopping,
     max_,
@@ -31,7 +36,13 @@ from lmerge_service.queries.properties import partition_columns
 from lmerge_service.queries.rows import Refusal, Row
 from lmerge_service.replicas.encoding import RowEncoder
 from lmerge_service.replicas.routing import Route
-from lmerge_service.spark.queries.compiling import Packing, SourceReader, StagesQuery
+from lmerge_service.spark.queries.compiling import (
+    IntakeReader,
+    Packing,
+    SourceReader,
+    StagesQuery,
+)
+from lmerge_service.spark.queries.intake_bucket import Intake, IntakeBucket
 from lmerge_service.spark.queries.moves import Rows, divided, moved, packed, unpacked
 from lmerge_service.spark.queries.stage_bucket import StageBucket, StageResult, StageSettings
 from lmerge_service.spark.queries.stages import Branch, stages
@@ -40,6 +51,11 @@ from lmerge_service.tdb import TDB, reconstitute
 LATENESS = 30
 FIELDS = {"fact": str, "origin": str, "carrier": str, "delay": int, "fare": float}
 flights = facts("flights", time="time", fields=FIELDS, ends=col.fact == "end", lateness=LATENESS)
+bookings = facts(
+    "bookings", time="time", fields={"id": int, "origin": str, "end": bool}, key="id",
+    ends=col.end, lateness=LATENESS,
+)  # fmt: skip
+merged = elements("merged", {"origin": str, "n": int})
 weather = facts(
     "weather", time="time", fields={"station": str, "wind": float, "end": bool},
     ends=col.end, lateness=LATENESS,
@@ -65,6 +81,9 @@ QUERIES: dict[str, Query] = {
     .join(weather.window(30), on={"origin": "station"})
     .by("origin")
     .aggregate(wind=average("wind"), n=count()),
+    "no duplicates": bookings.windows(hopping(60, every=20)).by("origin").aggregate(n=count()),
+    "of a merge": merged.where(col.n > 1).by("origin").aggregate(n=count(), most=max_("n")),
+    "facts and elements": departed.window(25).join(merged, on="origin"),
     "a diamond": departed.window(9)
     .by("origin")
     .aggregate(n=count())
@@ -84,6 +103,8 @@ def random_topics(rng: Random, query: Query, length: int, width: int = 2) -> Top
 
 
 def _partition(rng: Random, name: str, length: int) -> list[bytes]:
+    if name == "merged":
+        return _elements(rng, length)
     found, time = [], rng.randrange(-40, 40)
     for _ in range(rng.randrange(length + 1) if length else 0):
         time += rng.choice((0, 1, 2, 9))
@@ -97,6 +118,8 @@ def _partition(rng: Random, name: str, length: int) -> list[bytes]:
                 "delay": rng.choice([*range(9), None, 5.0]),
                 "fare": rng.choice([12, 12.5, -0.0, 1e300, None]),
             }
+        elif name == "bookings":
+            fact = {"id": rng.randrange(length), "origin": rng.choice(["JFK", "EWR"])}
         else:
             fact = {"station": rng.choice(["JFK", "EWR"]), "wind": rng.choice([1, 2.5, None])}
         fact["time"] = at
@@ -107,14 +130,65 @@ def _partition(rng: Random, name: str, length: int) -> list[bytes]:
     return found
 
 
+def _elements(rng: Random, length: int) -> list[bytes]:
+    """A legal stream with revisions, and records that are no elements or rows."""
+    found: list[Element] = []
+    junk = [b"[", b'{"op":"insert","payload":{"origin":3,"n":1},"vs":1,"ve":2}']
+    live: list[tuple[bytes, int, int]] = []
+    stable = -40
+    for _ in range(length):
+        payload = b'{"n":%d,"origin":"%b"}' % (rng.randrange(4), rng.choice([b"JFK", b"EWR"]))
+        vs = stable + rng.randrange(30)
+        live = [event for event in live if event[2] >= stable]
+        match rng.randrange(4):
+            case 0 if live:
+                payload, vs, vold = live.pop(rng.randrange(len(live)))
+                ve = max(stable, vs) + rng.randrange(40)
+                found.append(Adjust(payload, vs, vold, ve))
+            case 1:
+                stable += rng.randrange(20)
+                found.append(Stable(stable))
+                continue
+            case _:
+                ve = vs + rng.randrange(1, 40)
+                found.append(Insert(payload, vs, ve))
+        if ve > vs:
+            live.append((payload, vs, ve))
+    values = [encode(each) for each in (*found, Stable(INFINITY))]
+    for each in junk:
+        values.insert(rng.randrange(len(values)), each)
+    return values
+
+
+def _tdb_of_elements(query: Query, name: str, partitions: list[list[bytes]]) -> TDB:
+    schema, decoder = logical.sources(query.plan)[name].fields, WireDecoder()
+    found: list[tuple[Any, int, int]] = []
+    for values in partitions:
+        elements: list[Element] = []
+        for value in values:
+            with suppress(ElementError):
+                element = decoder.decode(value)
+                if isinstance(element, Stable) or not isinstance(
+                    schema.row(json.loads(element.payload)), Refusal
+                ):
+                    elements.append(element)
+        found += [
+            (schema.row(json.loads(cast(bytes, e.payload))), e.vs, e.ve)
+            for e in reconstitute(elements)
+        ]
+    return TDB(found)
+
+
 def in_time(query: Query, topics: Topics) -> dict[str, TDB]:
     """The facts of each source that count, one by one."""
     found = {}
     for name, source in logical.sources(query.plan).items():
-        assert isinstance(source, logical.Source)
+        if isinstance(source, logical.Elements):
+            found[name] = _tdb_of_elements(query, name, topics[name])
+            continue
         reader, events = FactReader(source, logical.headroom(query.plan)), []
         for values in topics[name]:
-            highest = None
+            highest, keys = None, dict[Any, int]()
             for value in values:
                 try:
                     fact = json.loads(value)
@@ -126,11 +200,45 @@ def in_time(query: Query, topics: Topics) -> dict[str, TDB]:
                 event = reader.event(fact)
                 if isinstance(event, Refusal):
                     continue
-                if highest is None or event.vs >= highest - source.lateness:
-                    events.append(event)
+                in_time = highest is None or event.vs >= highest - source.lateness
                 highest = event.vs if highest is None else max(highest, event.vs)
+                if not in_time:
+                    continue
+                if source.key:
+                    key = tuple(fact.get(name) for name in source.key)
+                    if key in keys and keys[key] >= highest - source.lateness:
+                        continue
+                    keys[key] = event.vs
+                events.append(event)
         found[name] = TDB((e.payload, e.vs, e.ve) for e in events)
     return found
+
+
+def refused(query: Query, topics: Topics) -> list[bytes]:
+    """The records that are no facts, or no elements over rows."""
+    found, decoder = [], WireDecoder()
+    for name, source in logical.sources(query.plan).items():
+        for value in (value for values in topics[name] for value in values):
+            try:
+                if isinstance(source, logical.Elements):
+                    element = decoder.decode(value)
+                    if isinstance(element, Stable):
+                        continue
+                    refusal = isinstance(source.fields.row(json.loads(element.payload)), Refusal)
+                else:
+                    reader, fact = (
+                        FactReader(source, logical.headroom(query.plan)),
+                        json.loads(value),
+                    )
+                    row = source.fields.row(fact)
+                    if not isinstance(row, Refusal) and reader.ends(row):
+                        continue
+                    refusal = isinstance(reader.event(fact), Refusal)
+            except (ElementError, ValueError):
+                refusal = True
+            if refusal:
+                found.append(value)
+    return sorted(found)
 
 
 def meant(query: Query, topics: Topics) -> list[tuple[bytes, int, int]]:
@@ -189,12 +297,26 @@ class Simulation:
 
     def __init__(self, query: StagesQuery, rng: Random) -> None:
         self.query, self._rng = query, rng
+        self._sources = {each.name: each for stage in query.stages for each in stage.intakes}
         self.buckets = [
             [StageBucket(self._settings(n)) for _ in range(query.buckets)]
             for n in range(len(query.stages))
         ]
         self.streams: list[list[Element]] = [[] for _ in range(query.buckets)]
         self.late = 0
+        self.letters: list[DeadLetter] = []
+        self.intakes = {
+            (number, source.name): [
+                IntakeBucket(self._intake(source), partition)
+                for partition in range(query.widths[source.name])
+            ]
+            for number, stage in enumerate(query.stages)
+            for source in stage.intakes
+        }
+
+    def _intake(self, source: logical.Source | logical.Elements) -> Intake:
+        width = self.query.widths[source.name]
+        return Intake(source, source.name, width, self.query.headroom)
 
     def _settings(self, number: int) -> StageSettings:
         query = self.query
@@ -208,12 +330,19 @@ class Simulation:
                 pages = b"".join(old.pages())
                 cut = self._rng.randrange(len(pages))
                 buckets[at].load([pages[:cut], pages[cut:]], 0, ())
+        for (_, name), intakes in self.intakes.items():
+            source = self._sources[name]
+            for partition, one in enumerate(intakes):
+                intakes[partition] = IntakeBucket(self._intake(source), partition)
+                intakes[partition].load([*one.pages()], 0, ())
 
-    def run(self, batch: Batch) -> None:
+    def run(self, batch: Batch, aside: Sequence[Sequence[bytes]] = ()) -> None:
+        """`aside`: by bucket of the last stage, chunks that are of no source."""
         query = self.query
         emitted: dict[int, list[StageResult]] = {}
         for number, stage in enumerate(query.stages):
             given = self.of_sources(number, batch)
+            self._of_intakes(number, batch, given)
             for each in stage.upstreams:
                 columns = dict(stage.columns)[each.name]
                 for bucket, result in enumerate(emitted[each.stage]):
@@ -222,6 +351,8 @@ class Simulation:
                     for to, part in enumerate(divided(result.elements, route, query.buckets)):
                         if part:
                             given[to].append(packed(moved(each.name, bucket, result.first, part)))
+            if number == len(query.stages) - 1:
+                given = [[*its, *more] for its, more in zip_longest(given, aside, fillvalue=())]
             for chunks in given:
                 self._rng.shuffle(chunks)
             emitted[number] = [
@@ -250,6 +381,28 @@ class Simulation:
                         if (chosen := _prefixed(branches, chunk)) is not None:
                             given[query.keys.index(key)].append(chosen)
         return given
+
+    def _of_intakes(self, number: int, batch: Batch, given: list[list[bytes]]) -> None:
+        query, stage = self.query, self.query.stages[number]
+        for source in stage.intakes:
+            buckets = self.intakes[number, source.name]
+            reader = IntakeReader(source.name, tuple(range(len(buckets))))
+            chunks: dict[int, list[bytes]] = {}
+            for task in self._tasks(batch[source.name]):
+                for out in reader.chunks(iter(task)):
+                    places = out["bucket"].to_pylist(), out["chunk"].to_pylist()
+                    for partition, chunk in zip(*places, strict=True):
+                        chunks.setdefault(partition, []).append(chunk)
+            columns = dict(stage.columns)[source.name]
+            route = Route(source.fields, columns, query.buckets) if columns else None
+            for partition, its in chunks.items():
+                self._rng.shuffle(its)
+                result = buckets[partition].take(0, its)
+                self.letters += result.letters
+                for to, part in enumerate(divided(result.elements, route, query.buckets)):
+                    if part:
+                        chunk = packed(moved(source.name, partition, result.first, part))
+                        given[to].append(chunk)
 
     def _tasks(self, records: list[tuple[int, int, bytes]]) -> list[list[pa.RecordBatch]]:
         """By task, its batches of Arrow: a partition is read by one, in order."""
@@ -293,7 +446,9 @@ def _arrow(records: Sequence[tuple[int, int, bytes]]) -> pa.RecordBatch:
         {
             "partition": pa.array(partitions, pa.int32()),
             "offset": pa.array(offsets, pa.int64()),
+            "key": pa.nulls(len(values), pa.binary()),
             "value": pa.array(values, pa.binary()),
+            "headers": pa.nulls(len(values), pa.string()),
         }
     )
 

@@ -81,6 +81,13 @@ def test_thousands_of_drawn_expressions_too(seed: int, spark: SparkSession) -> N
     check_drawn(spark, seed, 750, 150)
 
 
+@pytest.mark.deep
+@pytest.mark.timeout(1_800)
+@pytest.mark.parametrize("seed", range(6, 16))
+def test_ten_thousand_drawn_expressions_at_night(seed: int, spark: SparkSession) -> None:
+    check_drawn(spark, seed, 1_000, 200)
+
+
 def test_the_edges_of_numbers_are_the_same_in_spark(spark: SparkSession) -> None:
     schema = Schema.of({"i": int, "j": int, "f": float})
     rows: list[Row] = [
