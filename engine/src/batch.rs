@@ -14,7 +14,7 @@ use pyo3::types::{PyBytes, PyList, PySlice, PyTuple, PyType};
 use crate::decoded::{self, Columns as Packed};
 use crate::element::{Kind, Rec, INFINITY};
 use crate::hashing::{murmur2, payload_hash};
-use crate::{table, wire};
+use crate::wire;
 
 /// Elements and their payloads.
 #[derive(Default, Clone)]
@@ -283,51 +283,6 @@ impl Batch {
         buckets: usize,
     ) -> PyResult<Vec<Option<Packed<'py>>>> {
         decoded::packed(py, self, &offsets, routes, buckets)
-    }
-
-    /// What the elements change in a table where (payload, vs) is a key: row keys, and their values,
-    /// `None` for a removal. `records` are the elements' own, (logical key, value); these keys are part
-    /// of the row keys if the output is keyed.
-    ///
-    /// Reference: `merge.table.rows.KeyedRows`, `formats.table.RowKeys`.
-    fn rows<'py>(
-        &self,
-        py: Python<'py>,
-        records: &Bound<'py, PyList>,
-        keyed: bool,
-    ) -> PyResult<Bound<'py, PyList>> {
-        let rows = PyList::empty(py);
-        let (mut key, mut value) = (Vec::with_capacity(128), Vec::with_capacity(256));
-        for (at, rec) in self.elements.recs.iter().enumerate() {
-            if rec.kind == Kind::Stable {
-                continue;
-            }
-            let payload = self.elements.payload(rec);
-            let record = records.get_item(at)?;
-            let record = record.cast::<PyTuple>()?;
-            let logical = match keyed {
-                true => Some(record.get_item(0)?.cast_into::<PyBytes>()?),
-                false => None,
-            };
-            key.clear();
-            table::put_key(
-                &mut key,
-                logical.as_ref().map(|l| l.as_bytes()),
-                rec.vs,
-                payload,
-            );
-            let row = if rec.kind == Kind::Insert {
-                record.get_item(1)?
-            } else if rec.ve == rec.vs {
-                py.None().into_bound(py)
-            } else {
-                value.clear();
-                wire::encode(&rec.inserting(), payload, &mut value);
-                PyBytes::new(py, &value).into_any()
-            };
-            rows.append(PyTuple::new(py, [PyBytes::new(py, &key).into_any(), row])?)?;
-        }
-        Ok(rows)
     }
 
     /// The elements whose payloads' hashes have none of the bits of `mask`, stables among them;

@@ -10,12 +10,13 @@ use pyo3::types::{PyBytes, PyList, PySlice, PyTuple};
 use crate::batch::Batch;
 use crate::element::Kind;
 use crate::fetched::{ATTRIBUTES, CRC, HEAD, MAGIC, OVERHEAD, TRANSACTIONAL};
+use crate::rows::Rows;
 use crate::wire;
 
-/// Where key and value of a record are in its batch; a key has no size where it is null.
+/// Where key and value of a record are in its batch; one has no size where it is null.
 struct Place {
     key: (u32, Option<u32>),
-    value: (u32, u32),
+    value: (u32, Option<u32>),
 }
 
 /// A batch; `bytes` begin with room for its head.
@@ -74,9 +75,9 @@ impl Encoded {
             .map_or(0, |part| part.first + part.places.len())
     }
 
-    fn put(&mut self, key: Option<&[u8]>, value: &[u8]) {
-        let of_key = key.map_or(1, |key| width(key.len()) + key.len());
-        let fixed = 2 + of_key + width(value.len()) + value.len() + self.headers.len();
+    fn put(&mut self, key: Option<&[u8]>, value: Option<&[u8]>) {
+        let of = |part: Option<&[u8]>| part.map_or(1, |part| width(part.len()) + part.len());
+        let fixed = 2 + of(key) + of(value) + self.headers.len();
         let number = self.parts.last().map_or(0, |part| part.places.len());
         let mut size = fixed + width(number);
         let full = |part: &Part| {
@@ -92,29 +93,27 @@ impl Encoded {
         put_size(out, size);
         out.extend_from_slice(&[0, 0]); // attributes, and how much later than the first
         put_size(out, part.places.len());
-        match key {
-            Some(key) => put_size(out, key.len()),
-            None => out.push(NULL),
-        }
-        let key_at = small(out.len());
-        out.extend_from_slice(key.unwrap_or_default());
-        put_size(out, value.len());
-        let value_at = small(out.len());
-        out.extend_from_slice(value);
+        let put_part = |out: &mut Vec<u8>, part: Option<&[u8]>| {
+            match part {
+                Some(part) => put_size(out, part.len()),
+                None => out.push(NULL),
+            }
+            let at = small(out.len());
+            out.extend_from_slice(part.unwrap_or_default());
+            (at, part.map(|part| small(part.len())))
+        };
+        let (key, value) = (put_part(out, key), put_part(out, value));
         out.extend_from_slice(&self.headers);
-        part.places.push(Place {
-            key: (key_at, key.map(|key| small(key.len()))),
-            value: (value_at, small(value.len())),
-        });
+        part.places.push(Place { key, value });
     }
 
     fn record<'py>(&self, py: Python<'py>, at: usize) -> PyResult<Bound<'py, PyTuple>> {
         let part = &self.parts[self.parts.partition_point(|part| part.first <= at) - 1];
         let Place { key, value } = &part.places[at - part.first];
-        let bytes =
-            |at: u32, size: u32| PyBytes::new(py, &part.bytes[at as usize..][..size as usize]);
-        let key = key.1.map(|size| bytes(key.0, size));
-        (key, bytes(value.0, value.1)).into_pyobject(py)
+        let bytes = |&(at, size): &(u32, Option<u32>)| {
+            size.map(|size| PyBytes::new(py, &part.bytes[at as usize..][..size as usize]))
+        };
+        (bytes(key), bytes(value)).into_pyobject(py)
     }
 }
 
@@ -166,11 +165,21 @@ impl Encoded {
 
     fn append(&mut self, record: (Option<Bound<'_, PyBytes>>, Bound<'_, PyBytes>)) {
         let (key, value) = record;
-        self.put(key.as_ref().map(|key| key.as_bytes()), value.as_bytes());
+        self.put(
+            key.as_ref().map(|key| key.as_bytes()),
+            Some(value.as_bytes()),
+        );
     }
 
     fn __iadd__(&mut self, records: Vec<(Option<Bound<'_, PyBytes>>, Bound<'_, PyBytes>)>) {
         records.into_iter().for_each(|record| self.append(record));
+    }
+
+    /// Rows of a table.
+    fn extend_rows(&mut self, rows: &Rows) {
+        for (key, value) in rows.pairs() {
+            self.put(Some(key), value);
+        }
     }
 
     /// Elements; the key of one with a payload is that, or the next one of `keys`. Returns (bytes
@@ -197,16 +206,16 @@ impl Encoded {
                 }
                 Kind::Stable => {
                     stables += 1;
-                    self.put(None, &value);
+                    self.put(None, Some(&value));
                     continue;
                 }
             }
             match &mut keys {
-                None => self.put(Some(payload), &value),
+                None => self.put(Some(payload), Some(&value)),
                 Some(keys) => {
                     let key = keys.next();
                     let key = key.ok_or_else(|| PyIndexError::new_err("there are fewer keys"))?;
-                    self.put(Some(key.as_bytes()), &value);
+                    self.put(Some(key.as_bytes()), Some(&value));
                 }
             }
         }

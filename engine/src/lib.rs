@@ -13,6 +13,7 @@ mod hashing;
 mod index;
 mod r3;
 mod remembered;
+mod rows;
 mod table;
 mod turns;
 mod wire;
@@ -241,6 +242,7 @@ fn lmerge_engine(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Fetched>()?;
     module.add_class::<Record>()?;
     module.add_class::<Records>()?;
+    module.add_class::<rows::Rows>()?;
     module.add_class::<Turns>()?;
     module.add_class::<index::NativeIndex>()?;
     module.add_class::<remembered::Remembered>()?;

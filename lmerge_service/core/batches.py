@@ -4,14 +4,25 @@ here; whatever else takes a sequence need not know.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from lmerge_service.elements import Element
 
 if TYPE_CHECKING:
-    from lmerge_engine import Batch, Encoded
+    from lmerge_engine import Batch, Encoded, Rows
 
-__all__ = ("as_batch", "as_encoded", "encoded_of", "is_for_the_engine")
+__all__ = (
+    "as_batch",
+    "as_encoded",
+    "encoded_of",
+    "encoded_rows",
+    "is_for_the_engine",
+    "removals_among",
+    "rows_by_the_engine",
+)
+
+Row: TypeAlias = tuple[bytes, bytes | None]
+"""A row's key, and its value; None: there is no row any more."""
 
 _engine: Any
 try:
@@ -44,6 +55,31 @@ def encoded_of(
     encoded = cast("Encoded", _engine.Encoded(headers, batch_bytes))
     encoded += records
     return encoded
+
+
+def rows_by_the_engine(rows: list[Row]) -> "Rows":
+    """The same rows by the engine, which has to be there; it makes those of a batch by itself."""
+    if type(rows) is _engine.Rows:
+        return cast("Rows", rows)
+    return cast("Rows", _engine.Rows(rows))
+
+
+def encoded_rows(
+    rows: Sequence[Any], headers: Sequence[tuple[str, bytes]], batch_bytes: int
+) -> Sequence[Any]:
+    """Rows with the headers that each is to have, as records of the engine if they are its own."""
+    if _engine is None or type(rows) is not _engine.Rows:
+        return rows
+    encoded = cast("Encoded", _engine.Encoded(headers, batch_bytes))
+    encoded.extend_rows(cast("Rows", rows))
+    return encoded
+
+
+def removals_among(rows: Sequence[Row]) -> int:
+    """How many rows are removed."""
+    if _engine is not None and type(rows) is _engine.Rows:
+        return cast("Rows", rows).removals
+    return sum(value is None for _, value in rows)
 
 
 def is_for_the_engine(records: Sequence[Any]) -> bool:

@@ -17,11 +17,18 @@ from typing import Any, TypeAlias
 
 from aiokafka import TopicPartition
 
+from lmerge_service.core.batches import encoded_rows
 from lmerge_service.errors import TransportError
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.table import offset_headers
 from lmerge_service.kafka.connection import Connection, bounded
-from lmerge_service.kafka.transactional import COMMIT_SECONDS, Sent, TransactionalWriter, end_of
+from lmerge_service.kafka.transactional import (
+    BATCH_BYTES,
+    COMMIT_SECONDS,
+    Sent,
+    TransactionalWriter,
+    end_of,
+)
 
 __all__ = ("Committed", "Condition", "Origin", "Outbox", "Sink")
 
@@ -51,7 +58,7 @@ class Outbox:
     """For the task's partition of the state topic."""
     events: list[tuple[bytes | None, bytes]] = field(default_factory=list)
     """For the events topic."""
-    rows: list[tuple[bytes | None, bytes | None]] = field(default_factory=list)
+    rows: Sequence[tuple[bytes, bytes | None]] = ()
     """For the output's table: what the records change, or with what it is filled or swept."""
     has_offsets: bool = False
     """The rows have the output's offsets in their headers."""
@@ -157,7 +164,9 @@ class Sink(TransactionalWriter):
             return []
         span = await _span_of(output, outbox.begins)
         headers = offset_headers(*span) if outbox.has_offsets else []
-        return await self._send_all(self._table, outbox.rows, [*outbox.headers, *headers])
+        headers = [*outbox.headers, *headers]
+        rows = encoded_rows(outbox.rows, headers, BATCH_BYTES)
+        return await self._send_all(self._table, rows, headers)
 
 
 async def _span_of(output: Sequence[Sent], begins: int) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import structlog
 
-from lmerge_service.core.batches import as_batch, as_encoded, encoded_of
+from lmerge_service.core.batches import as_batch, as_encoded, encoded_of, removals_among
 from lmerge_service.elements import Adjust, Element, Insert, Stable
 from lmerge_service.errors import FencedError, TransportError, UnwritableError
 from lmerge_service.formats.dead_letters import DeadLetter
@@ -161,10 +161,10 @@ class Transaction:
         are of these elements."""
         begins = len(self._outbox.records)
         self._outbox.origins += [replace(each, index=begins + each.index) for each in origins]
-        if (batch := as_batch(elements)) is None:
-            self._append_each(elements)
-        else:
+        if (batch := as_batch(elements)) is not None:
             self._append_batch(batch)
+            return
+        self._append_each(elements)
         if self._table is not None:
             self._table.take(elements, self._outbox.records[begins:])
 
@@ -196,6 +196,8 @@ class Transaction:
         emitted["adjusts"] += adjusts
         emitted["removals"] += removals
         emitted["stables"] += stables
+        if self._table is not None:
+            self._table.take_batch(batch, keys)
 
     def append_dead_letters(self, dead: Sequence[DeadLetter]) -> None:
         """Puts dead letters into the outbox."""
@@ -292,7 +294,7 @@ class Transaction:
         self._state.table = None
         if table is None:
             return
-        outbox.rows += table.gather()
+        outbox.rows = table.gather()
         outbox.has_offsets = table.is_whole
         outbox.lapsed = table.lapse()
         outbox.begins, self._state.table = self._state.output, table.checkpoint
@@ -329,7 +331,7 @@ class Transaction:
         self._reporting.committed()
         self._accounts.commit()
         self._count_left_out(left_out)
-        removals = sum(value is None for _, value in outbox.rows)
+        removals = removals_among(outbox.rows)
         progress.table.update({"rows": len(outbox.rows) - removals, "removals": removals})
         progress.table_whole = record.table is not None
         progress.transactions += 1

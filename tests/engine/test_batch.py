@@ -7,12 +7,9 @@ import pytest
 from lmerge_engine import Batch
 
 from lmerge_service.core.engine import ENGINE_VERSION
-from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
+from lmerge_service.elements import Adjust, Element, Insert, Stable
 from lmerge_service.formats.routing import Ownership, Router
-from lmerge_service.formats.table import RowKeys
-from lmerge_service.formats.wire import encode
 from lmerge_service.merge.findings.losses import Remembered
-from lmerge_service.merge.table.rows import KeyedRows
 from tests.engine.streams import Script
 from tests.seeds import seeds
 
@@ -97,34 +94,3 @@ def test_it_is_divided_as_elements_are(fields: tuple[str, ...]) -> None:
         one, other = Ownership(router, partition), Ownership(router, partition)
         assert list(one.select(batch)) == other.select(elements) == list(part)
         assert one.elsewhere == other.elsewhere == batch.latest_elsewhere(routes, partition)
-
-
-@seeds(20)
-@pytest.mark.parametrize("key", [(), ("id",)])
-def test_rows_of_a_table_are_those_that_python_makes(key: tuple[str, ...], seeds: range) -> None:
-    router = Router(1, key)
-    for seed in seeds:
-        elements = changes(Random(seed))
-        records = [(None if payload is None else router.key_of(payload), encode(element))
-                   for payload, element in elements]  # fmt: skip
-        native, python = (
-            KeyedRows(RowKeys(multiset=False, keyed=bool(key)), router.key_of) for _ in "ab"
-        )
-        native.take(Batch([element for _, element in elements]), records)
-        python.take([element for _, element in elements], records)
-        assert native.rows == python.rows
-
-
-def changes(chance: Random) -> list[tuple[bytes | None, Element]]:
-    """Elements of any kind, and their payloads."""
-    found: list[tuple[bytes | None, Element]] = []
-    for _ in range(chance.randrange(40)):
-        payload = b'{"id":"%d"}' % chance.randrange(9)
-        vs, ve = chance.randrange(-9, 9), chance.choice([9, 90, INFINITY])
-        kinds: list[Element] = [
-            Insert(payload, vs, ve),
-            Adjust(payload, vs, ve, 20),
-            Adjust(payload, vs, ve, vs),
-        ]
-        found.append(chance.choice([(None, Stable(vs)), *((payload, kind) for kind in kinds)]))
-    return found

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lmerge_service.config.topology import Topology
+from lmerge_service.core.batches import Row
 from lmerge_service.drills.records import CommittedRecord
 from lmerge_service.elements import Element, Stable
 from lmerge_service.formats.table import offset_headers
@@ -84,7 +85,8 @@ class TableLog:
     def commit(self, *elements: Element) -> None:
         """One transaction, of these elements and of what was published before."""
         self.publish(*elements)
-        rows, whole = [], False
+        rows: Sequence[Row] = ()
+        whole = False
         begin = self.next
         for key, value in self._open:
             self.output.append(CommittedRecord("out", 0, self.next, 0, value, key, ()))

@@ -44,7 +44,10 @@ __all__ = ("KILLS", "Kill", "compose", "play", "reader_group")
 
 KILLS: Final = 3
 """In each schedule."""
-_SECONDS: Final = 120.0
+_SECONDS: Final = 600.0
+"""Steps come when they do: a snapshot that took three seconds, as beside much other work, is
+followed by the next one after a minute (`merge.snapshots.writer`), and some worker dies in the
+third."""
 _EVENTS: Final = 1_000
 """So many that none is over before the last worker has died."""
 

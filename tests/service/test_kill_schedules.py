@@ -22,6 +22,7 @@ def test_seven_schedules_in_a_row_kill_in_every_step() -> None:
 
 @pytest.mark.full
 @pytest.mark.kafka
+@pytest.mark.timeout(2_000)  # three workers die, and each step may come late
 @pytest.mark.parametrize(
     "seed",
     [

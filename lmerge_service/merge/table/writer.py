@@ -31,7 +31,7 @@ Cost
 """
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -49,6 +49,9 @@ from lmerge_service.merge.commit_record import StableSample, TableCheckpoint
 from lmerge_service.merge.outlets import Outlets
 from lmerge_service.merge.table.rows import Row, rows_of
 from lmerge_service.merge.task_state import TaskState
+
+if TYPE_CHECKING:
+    from lmerge_engine import Batch
 
 __all__ = ("STEP_ROWS", "TableWriter", "kind_of")
 
@@ -129,6 +132,11 @@ class TableWriter:
         if not self._begins:
             self._rows.take(elements, records)
 
+    def take_batch(self, batch: "Batch", logical: Sequence[bytes] | None) -> None:
+        """The same of a batch of the engine; see `Rows.take_batch`."""
+        if not self._begins:
+            self._rows.take_batch(batch, logical)
+
     def begin(self, why: str) -> None:
         """Has it begin once more, with the next transaction."""
         if not self._begins:
@@ -161,7 +169,7 @@ class TableWriter:
         begins = self._begins or self._rows.filling or (self.is_swept and not self.is_whole)
         return bool(self._rows.rows) or begins
 
-    def gather(self) -> list[Row]:
+    def gather(self) -> Sequence[Row]:
         """The rows of the transaction that begins; afterwards `is_whole` and `checkpoint` are as of
         its end. All that the operator has emitted was taken."""
         if (fault := self._outlets.leaves_out(self.topic)) is not None:
@@ -171,13 +179,13 @@ class TableWriter:
         if self._begins:
             self._fill()
         rows.step(STEP_ROWS, _STEP_BYTES)
-        gathered = list(rows.rows)
-        rows.rows.clear()
+        gathered: Sequence[Row] = rows.rows
+        rows.rows = []
         if not self.is_whole:
             gathered = self._not_whole(gathered)
         return gathered
 
-    def _not_whole(self, gathered: list[Row]) -> list[Row]:
+    def _not_whole(self, gathered: Sequence[Row]) -> Sequence[Row]:
         """The last record of the topic must have offsets, once it is whole. That is with a
         transaction that neither fills nor sweeps it: who stops within it has all but what the
         output has as well."""
