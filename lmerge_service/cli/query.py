@@ -12,8 +12,10 @@ from lmerge_service.cli.words import report
 from lmerge_service.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from lmerge_service.offline.recorded_facts import Recorded
     from lmerge_service.queries.physical import PhysicalPlan
     from lmerge_service.queries.plan import Query
+    from lmerge_service.queries.sampling import PlanSample
 
 __all__ = ("app",)
 
@@ -91,17 +93,80 @@ def _sampled(
     query: "Query", plans: Sequence["PhysicalPlan"], inputs: Sequence[str]
 ) -> tuple[dict[str, Any], list[str]]:
     """What the plans cost over recorded input, for programs and for people."""
+    from lmerge_service.cli.query_sampled import sampled_document, sampled_lines
+
+    recorded, found = _samples(query, plans, inputs)
+    return sampled_document(recorded, found), [*sampled_lines(recorded, found)]
+
+
+def _samples(
+    query: "Query", plans: Sequence["PhysicalPlan"], inputs: Sequence[str]
+) -> tuple["Recorded", list["PlanSample"]]:
+    """Each plan over recorded input, by the processor's time."""
+    from contextlib import nullcontext
     from time import process_time_ns
 
-    from lmerge_service.cli.query_sampled import sampled_document, sampled_lines
+    from rich.progress import MofNCompleteColumn
+
+    from lmerge_service.cli.progress import bars, is_shown
     from lmerge_service.offline.recorded_facts import Recorded
     from lmerge_service.queries.logical import sources
     from lmerge_service.queries.sampling import sampled
 
     recorded = Recorded(query.plan, _files(list(sources(query.plan)), inputs))
     steps = list(recorded.steps())
-    found = [sampled(plan, steps, process_time_ns) for plan in plans]
-    return sampled_document(recorded, found), [*sampled_lines(recorded, found)]
+    with bars(MofNCompleteColumn()) if is_shown() else nullcontext() as progress:
+        task = progress.add_task("plans over the sample", total=len(plans)) if progress else None
+        found = []
+        for plan in plans:
+            found.append(sampled(plan, steps, process_time_ns))
+            if progress and task is not None:
+                progress.advance(task)
+    return recorded, found
+
+
+@app.command("choose")
+def choose_plans(
+    target: QueryTarget,
+    inputs: list[str] = argument(
+        "FACTS", "Recorded facts or elements, as `lmerge query check` takes them."
+    ),
+    count: int = option("N", "So many plans.", "--plans", "-n", default=3, min=1, max=16),
+    slack: float = option(
+        "X", "A plan may be so many times as dear as the cheapest.", default=3.0, min=1.0
+    ),
+    most_lag: int | None = option(
+        "TIME",
+        "A stable may be so far behind (in the unit of the times).",
+        "--max-lag",
+        default=None,
+        min=0,
+    ),
+    json: Json = False,
+) -> None:
+    """Choose the plans that replicas of a query should run, by what each costs over a sample.
+
+    The cheapest, then of those that are cheap enough always the one that differs most from the
+    others: in how it computes, and in the facts that are dear for it. Exit code 1 if there are not
+    so many.
+
+    Example: `lmerge query choose queries.py:delays facts.jsonl --plans 3`
+    """
+    from lmerge_service.cli.query_sampled import chosen_document, chosen_lines
+    from lmerge_service.queries.choosing import choose, excluded
+    from lmerge_service.queries.plan_numbering import numbered_plans
+
+    query = target.query()
+    plans = numbered_plans(query)
+    _, samples = _samples(query, plans, inputs)
+    out = [*excluded(samples, slack=slack, most_lag=most_lag)]
+    chosen = choose(plans, samples, count, slack=slack, most_lag=most_lag)
+    if not chosen:
+        raise ConfigurationError(f"no plan is at most {most_lag:,} behind: raise --max-lag")
+    lines = chosen_lines(chosen, out, plans, samples)
+    report(chosen_document(chosen, out, samples), *lines, as_json=json)
+    if len(chosen) < count:
+        raise typer.Exit(1)
 
 
 @app.command("check")

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lmerge_service.offline.recorded_facts import Recorded
+    from lmerge_service.queries.choosing import ChosenPlan
+    from lmerge_service.queries.physical import PhysicalPlan
     from lmerge_service.queries.sampling import OperatorSample, PlanSample
 
-__all__ = ("sampled_document", "sampled_lines")
+__all__ = ("chosen_document", "chosen_lines", "sampled_document", "sampled_lines")
 
 
 def sampled_lines(recorded: "Recorded", plans: Sequence["PlanSample"]) -> Iterator[str]:
@@ -55,5 +57,42 @@ def sampled_document(recorded: "Recorded", plans: Sequence["PlanSample"]) -> dic
         "rejected": recorded.rejected,
         "repeated": recorded.repeated,
         "left_out": recorded.left_out,
-        "plans": [asdict(plan) | {"per_event": plan.per_event} for plan in plans],
+        "plans": [_plan_document(plan) for plan in plans],
+    }
+
+
+def _plan_document(plan: "PlanSample") -> dict[str, Any]:
+    document = asdict(plan) | {"per_event": plan.per_event}
+    del document["batches"]
+    return document
+
+
+def chosen_lines(
+    chosen: Sequence["ChosenPlan"],
+    out: Sequence[tuple[int, str]],
+    plans: Sequence["PhysicalPlan"],
+    samples: Sequence["PlanSample"],
+) -> Iterator[str]:
+    """The plans that were chosen, what they cost, and why; then those that were not considered."""
+    from lmerge_service.queries.plan_numbering import summary
+    from lmerge_service.queries.properties import case
+
+    for number, why in chosen:
+        yield f"plan {number} ({summary(plans[number - 1])}): {why}"
+        yield f"  {', '.join(_words(samples[number - 1]))}"
+    yield f"merged: {case([plans[number - 1] for number, _ in chosen])}"
+    for number, why in out:
+        yield f"not plan {number}: {why}"
+
+
+def chosen_document(
+    chosen: Sequence["ChosenPlan"], out: Sequence[tuple[int, str]], samples: Sequence["PlanSample"]
+) -> dict[str, Any]:
+    """The same for programs."""
+    return {
+        "plans": [
+            {"number": number, "why": why} | _plan_document(samples[number - 1])
+            for number, why in chosen
+        ],
+        "not_considered": [{"number": number, "why": why} for number, why in out],
     }

@@ -48,7 +48,7 @@ from lmerge_service.queries.plan import Query
 from lmerge_service.queries.properties import keys
 from lmerge_service.queries.rewriting import variants
 
-__all__ = ("numbered_plans", "physical_plans", "query_variants", "summary")
+__all__ = ("distance", "numbered_plans", "physical_plans", "query_variants", "summary")
 
 _CONSIDERED: Final = 200
 """So many plans are compared with each other."""
@@ -62,12 +62,12 @@ def numbered_plans(query: Query, most: int = _MOST) -> list[PhysicalPlan]:
     """Physical plans of a query, of which the position, from 1, is the number: at most so many."""
     left = list(islice(physical_plans(query), _CONSIDERED))
     taken = [left.pop(0)]
-    nearest = [_distance(plan, taken[0]) for plan in left]
+    nearest = [distance(plan, taken[0]) for plan in left]
     while left and len(taken) < most:
         best = max(range(len(left)), key=nearest.__getitem__)  # the first of those
         taken.append(left.pop(best))
         nearest.pop(best)
-        nearest = [min(n, _distance(p, taken[-1])) for n, p in zip(nearest, left, strict=True)]
+        nearest = [min(n, distance(p, taken[-1])) for n, p in zip(nearest, left, strict=True)]
     return taken
 
 
@@ -176,7 +176,7 @@ def _shape(node: Node) -> Hashable:
     return (type(node).__name__, *fed)
 
 
-def _distance(one: PhysicalPlan, other: PhysicalPlan) -> float:
+def distance(one: PhysicalPlan, other: PhysicalPlan) -> float:
     """How much two plans differ: in levels, windows, what waits, and what holds state."""
     mine, theirs = _traits(one), _traits(other)
     total = (mine.stateful | theirs.stateful).total()

@@ -73,6 +73,8 @@ class PlanSample:
     """By how much of the application's time its stable point was behind the input's at the most;
     None if the sample shows none before its end."""
     nanoseconds: int = 0
+    batches: list[int] = field(default_factory=list)
+    """The time of each batch; plans over one sample have the same batches."""
     operators: list[OperatorSample] = field(default_factory=list)
 
     @property
@@ -104,12 +106,13 @@ def sampled(
             for element in network.process_batch(name, elements):
                 result.apply(element)
                 found.emitted += not isinstance(element, Stable)
+        found.batches.append(sum(flow.nanoseconds for flow in network.flows) - sum(found.batches))
         held = [max(most, len(op)) for most, op in zip(held, network.operators, strict=True)]
         found.held = max(found.held, len(network))
         _note_lag(found, min(points.values()), network.stable)
     found.events = len(result)
     found.operators = [*_operators(network, held)]
-    found.nanoseconds = sum(each.nanoseconds for each in found.operators)
+    found.nanoseconds = sum(found.batches)
     return found
 
 

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from lmerge_service.queries import logical
-from lmerge_service.queries.expressions import col, is_null
+from lmerge_service.queries.expressions import col, is_null, udf
 from lmerge_service.queries.logical import Node
 from lmerge_service.queries.meaning.plans import meaning
 from lmerge_service.queries.module_library import average
@@ -39,6 +39,9 @@ MEAN = apply(average, "n", {"n": float})
 PLANS: dict[str, Query] = {
     "conjunction": one.where((col.n > 1) & (col.k == "a")),
     "conditions": one.where(col.n > 0).where(col.k != "b"),
+    "conditions of functions": one.where(
+        udf("tests.queries.costly:accepts_left", col.n, returns=bool)
+    ).where(udf("tests.queries.costly:accepts_right", col.n + 1, returns=bool)),
     "select of union": one.union(two).where(col.n > 1),
     "select of difference": one.except_all(two).where(col.n > 1),
     "select of lifetime": one.window(3).where(is_null(col.n)),
@@ -180,6 +183,7 @@ def test_every_rule_is_used_by_some_plan() -> None:
     [
         ("select of left join, padded", "select below the right side"),
         ("select of full join", "select below the left side"),
+        ("conditions", "exchange selections"),
         ("select of values", "select below groups"),
         ("select of rows, values", "select below groups"),
         ("joins by the first's column", "join the right two first"),

@@ -8,6 +8,7 @@ import msgspec
 from lmerge_service.queries import logical
 from lmerge_service.queries.logical import Node, Select
 from lmerge_service.queries.rewriting.rules import Rule, keeps, substituted, with_children
+from lmerge_service.queries.sql_text import is_sql
 from lmerge_service.queries.trees import Binary, reads
 
 __all__ = ("SELECTIONS",)
@@ -23,6 +24,12 @@ def _joined(node: Node) -> Iterator[Node]:
     match node:
         case Select(Select(of, first), second):
             yield Select(of, Binary("&", first, second))
+
+
+def _exchanged(node: Node) -> Iterator[Node]:
+    match node:
+        case Select(Select(of, first), second) if not (is_sql(first) or is_sql(second)):
+            yield Select(Select(of, second), first)
 
 
 def _below_all(node: Node) -> Iterator[Node]:
@@ -67,6 +74,7 @@ def _below_project(node: Node) -> Iterator[Node]:
 SELECTIONS: Final = (
     Rule("split a conjunction", "E", "", _split),
     Rule("join selections", "E", "", _joined),
+    Rule("exchange selections", "E", "each calls a function of the user's", _exchanged),
     Rule("select below union, multisets and lifetimes", "E", "", _below_all),
     Rule("select below the left side", "E", "the condition reads its columns", _below_left),
     Rule("select below the right side", "E", "the condition reads its columns", _below_right),
