@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from lmerge_service.core import Case, Policy
-from lmerge_service.core.engine import Engine, _lacking, chosen
+from lmerge_service.core.engine import ENGINE_VERSION, Engine, _lacking, chosen
 from lmerge_service.errors import ConfigurationError
 
 
@@ -31,6 +31,8 @@ def test_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     other = ModuleType("lmerge_engine")
     other.VERSION = "0.0.9"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "lmerge_engine", other)
-    assert "of version 0.0.9, and 0.3.0 is needed" in chosen("auto", Case.R3, Policy()).why
+    assert (
+        f"of version 0.0.9, and {ENGINE_VERSION} is needed" in chosen("auto", Case.R3, Policy()).why
+    )
     with pytest.raises(ConfigurationError, match="make engine"):
         chosen("native", Case.R3, Policy())

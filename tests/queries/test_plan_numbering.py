@@ -50,7 +50,6 @@ def test_no_two_numbers_are_of_one_plan(seeds: range) -> None:
         plans = numbered_plans(query)
         assert plans[0] == physical(query)
         assert len({plan.fingerprint for plan in plans}) == len(plans) <= 16
-        assert plans == numbered_plans(query)
         assert plans[:3] == numbered_plans(query, most=3)
 
 

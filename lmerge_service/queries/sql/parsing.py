@@ -84,7 +84,8 @@ def _unexpected(error: ParseError) -> SqlError:
     first = error.errors[0]
     found = str(first.get("highlight") or "")
     line, end = int(first.get("line") or 1), int(first.get("col") or 1)
-    ended = not found or str(first.get("description")).endswith("None")
+    missing = str(first.get("description")).startswith(("Expected table name", "Required keyword"))
+    ended = not found or missing
     what = "the statement ends too early" if ended else f"{found!r} is not expected here"
     return SqlError(f"SQL, line {line}, column {max(1, end - len(found) + 1)}: {what}")
 
