@@ -368,6 +368,11 @@ def test_messages_and_bounds_of_transactions_give_no_element() -> None:
     ) == []  # fmt: skip
 
 
+def test_a_bound_of_no_transaction_is_malformed() -> None:
+    for status in ("BEGIN", "END"):
+        assert refusal(debezium(), Record(value(status=status))) == "not_an_element"
+
+
 def test_rows_may_contain_their_own_lifetimes() -> None:
     one = debezium(lifetime={"vs": "valid.from", "ve": "valid.to"}, stable={"lateness": 50})
     row = {"id": 1, "valid": {"from": 10, "to": None}}

@@ -297,3 +297,11 @@ def test_a_reader_that_went_away_is_distinguished(tmp_path: Path) -> None:
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     with pytest.raises(BrokenPipeError):
         write(fifo, 100_000, before=lambda: os.close(reader))
+
+
+def test_a_file_of_many_blocks_is_read_to_its_end_line_by_line(tmp_path: Path) -> None:
+    file = tmp_path / "long.ndjson"
+    file.write_bytes(LINE * 20_000)  # several blocks, and more in all than a line may have
+    lines = read(file, limit=1_000)
+    assert len(lines) == 20_000
+    assert lines[-1] == (20_000, ELEMENT)

@@ -7,8 +7,9 @@ from pydantic import ValidationError
 
 from lmerge_service.elements import Adjust, Insert
 from lmerge_service.errors import ElementError
+from lmerge_service.formats.dialects import build_decoder
 from lmerge_service.formats.dialects.unavailable import PLACEHOLDER, Unavailable
-from lmerge_service.formats.payload import canonical
+from lmerge_service.formats.payload import PayloadCache, canonical
 from tests.formats.dialects import Record, decoded, decoder, options, refusal, value
 
 KEY = b'{"id":1}'
@@ -145,6 +146,31 @@ def test_n12_rows_without_their_envelope_take_over_as_well() -> None:
     assert rows(other, before, Record(value(n=2, big="?"), b"7", 2000))[1:] == [
         b'{"big":"AAEC","key":7,"n":2}'
     ]
+
+
+def test_a_placeholder_is_found_in_the_form_that_rows_are_brought_to() -> None:
+    mark = "o\u0308"  # two code points; one in NFC
+    for dialect in ("debezium", "upserts"):
+        more: Any = {"key_into": "key"} if dialect == "upserts" else {}
+        form = options(
+            dialect=dialect,
+            stable={"lateness": 100},
+            unavailable_value_placeholder=mark,
+            **more,
+        )
+        one = build_decoder(form, PayloadCache(nfc=True), 1 << 20)
+        before, update = (
+            (Record(value(big=5, n=0), b"7", 1000), Record(value(big=mark, n=1), b"7", 2000))
+            if dialect == "upserts"
+            else (change("c", 1000, {"big": 5, "n": 0}), change("u", 2000, {"big": mark, "n": 1}))
+        )
+        assert all(b'"big":5' in row for row in rows(one, before, update)), dialect
+
+
+def test_an_octet_of_zero_is_no_factor() -> None:
+    mark = Unavailable("\0a")
+    assert mark.whole(b'{"n":[5,97]}', b'{"n":[1]}', update=True) == b'{"n":[5,97]}'
+    assert mark.whole(b'{"n":[0,970]}', b'{"n":[1]}', update=True) == b'{"n":[1]}'
 
 
 def test_n12_a_refusal_names_the_column_and_what_to_do() -> None:
