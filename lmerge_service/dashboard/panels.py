@@ -126,6 +126,10 @@ def _headline(watched: WatchedMerge, view: MergeView, common: Mapping[str, Any])
 # --- replicas -------------------------------------------------------------------------------------
 
 
+_LONG_OPEN: Final = 10.0
+"""Seconds from which on an open transaction is a finding: a writer's usual ones are shorter."""
+
+
 def replica_findings(row: ReplicaRow) -> list[tuple[str, int]]:
     """What was found of a replica, by kind, with how often."""
     counts = row.counts
@@ -137,7 +141,7 @@ def replica_findings(row: ReplicaRow) -> list[tuple[str, int]]:
         "lost events": counts["lost_events"],
         "left out": counts["left_out"] if row.unconfirmed else 0,
         "contradicts the output": int(row.disagrees),
-        "open transactions": len(row.open_transactions),
+        "open transactions": sum(each["seconds"] >= _LONG_OPEN for each in row.open_transactions),
         "silent partitions": len(row.silent_partitions),
     }
     return [(kind, count) for kind, count in found.items() if count]

@@ -8,7 +8,7 @@ from lmerge_service.dashboard.charts import MOST_LINES, MOST_POINTS, race
 from lmerge_service.dashboard.history import History, Sample
 from lmerge_service.dashboard.merged import MergeView, merged
 from lmerge_service.dashboard.model import Model, WatchedMerge
-from lmerge_service.dashboard.panels import panels
+from lmerge_service.dashboard.panels import panels, replica_findings
 from lmerge_service.dashboard.polling import pause_after
 from tests.dashboard.documents import A, B, answer, output, replica, status, task
 
@@ -63,6 +63,17 @@ def test_a_standby_counts_for_nothing_while_another_worker_leads() -> None:
     )
     (row,) = view_of(watch({A: leading, B: standing_by})).replicas
     assert (row.counts["inserts"], row.state) == (10, "joined")
+
+
+def test_a_transaction_is_a_finding_once_it_is_open_for_long() -> None:
+    def opened(seconds: float) -> dict[str, Any]:
+        return {"partition": 0, "offset": 7, "records": 3, "seconds": seconds}
+
+    (usual,) = view_of(watch({A: status(replica("a", open_transactions=[opened(9.9)]))})).replicas
+    assert replica_findings(usual) == []
+    several = [opened(9.9), opened(10.0)]
+    (long,) = view_of(watch({A: status(replica("a", open_transactions=several))})).replicas
+    assert replica_findings(long) == [("open transactions", 1)]
 
 
 def test_who_is_away_is_named_and_what_was_known_stays() -> None:
