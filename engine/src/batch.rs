@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use pyo3::exceptions::{PyIndexError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBytes, PyList, PySlice, PyTuple, PyType};
+use pyo3::types::{PyBytes, PyList, PySlice, PyType};
 
 use crate::decoded::{self, Columns as Packed};
 use crate::element::{Kind, Rec, INFINITY};

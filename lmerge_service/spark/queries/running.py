@@ -142,7 +142,7 @@ def _facts(
         "kafka.fetch.max.wait.ms": "50",
     }
     if (since := identity.begins.get(name)) is not None:
-        options["startingTimestamp"] = str(since)
+        options["startingTimestamp"] = str(max(since, 0))  # Kafka's below are questions of its own
         options["startingOffsetsByTimestampStrategy"] = "latest"
     topic = ReadTopics(replica.kafka, identity.topics[name], options=options)
     raw = kafka_records(session, topic, streaming=True)

@@ -188,6 +188,7 @@ def test_a_job_whose_checkpoint_is_lost_goes_on_with_what_its_topic_holds(
     # the next incarnations: with all facts, with those of a time, with those of now
     anew = run_to_the_end(spark, replace(asked, checkpoint=tmp_path / "anew"))
     assert (anew.incarnation, anew.joining_at) == (1, START)
+    assert events_of([merge_of(bootstrap, [asked.to])]) == meant(query, whole)
     since = run_to_the_end(spark, replace(asked, checkpoint=tmp_path / "anew", since=1))
     assert (since.incarnation, since.since, since.run) == (2, 1, 2)
     assert since.joining_at > 1
@@ -196,8 +197,6 @@ def test_a_job_whose_checkpoint_is_lost_goes_on_with_what_its_topic_holds(
     assert start_plan(spark, same)[0] == since, "the one that goes on"
     now = run_to_the_end(spark, replace(asked, checkpoint=tmp_path / "anew", rejoin=True))
     assert (now.incarnation, now.run) == (3, 3)
-    merged = merge_of(bootstrap, [asked.to])
-    assert events_of([merged]) == meant(query, whole)
 
 
 @pytest.mark.full
