@@ -138,9 +138,10 @@ def run(
 
 
 def check_restart(*, since: int | None, rejoin: bool, resume: bool) -> None:
-    """
+    """Checks that the options of a start do not contradict each other.
+
     Raises:
-        ConfigurationError: two of them are given, of which each says something else.
+        ConfigurationError: two of them are given that do.
     """
     if rejoin and since is not None:
         raise ConfigurationError("--since and --rejoin are two ways to start over: give one")

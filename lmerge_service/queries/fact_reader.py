@@ -54,17 +54,15 @@ class FactReader:
         return self.source.fields
 
     def read(self, fact: object) -> Insert[Row] | Refusal | int:
-        """The event of a fact, or why it is none; of one that only says how far its partition is
+        """The event of a fact, or why it is none; of one that only moves its partition to a time
         (`heartbeats`, `ends`) that time: INFINITY, if nothing comes after it."""
         row = self.schema.row(fact)
         if isinstance(row, Refusal):
             return row
         if self.ends(row):
             return INFINITY
-        if self.is_heartbeat(row):
-            assert isinstance(fact, Mapping)
-            return self.time(fact)
-        return self.event(fact)
+        assert isinstance(fact, Mapping)
+        return self.time(fact) if self.is_heartbeat(row) else self._event(row, fact)
 
     def event(self, fact: object) -> Insert[Row] | Refusal:
         """The event of a fact, a decoded JSON object; or why it is none."""
@@ -72,6 +70,9 @@ class FactReader:
         if isinstance(row, Refusal):
             return row
         assert isinstance(fact, Mapping)
+        return self._event(row, fact)
+
+    def _event(self, row: Row, fact: Mapping[str, object]) -> Insert[Row] | Refusal:
         vs = self._time(fact, self.source.time)
         if isinstance(vs, Refusal):
             return vs

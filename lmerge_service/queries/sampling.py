@@ -106,13 +106,14 @@ def sampled(
             for element in network.process_batch(name, elements):
                 result.apply(element)
                 found.emitted += not isinstance(element, Stable)
-        found.batches.append(sum(flow.nanoseconds for flow in network.flows) - sum(found.batches))
+        spent = sum(flow.nanoseconds for flow in network.flows)
+        found.batches.append(spent - found.nanoseconds)
+        found.nanoseconds = spent
         held = [max(most, len(op)) for most, op in zip(held, network.operators, strict=True)]
         found.held = max(found.held, len(network))
         _note_lag(found, min(points.values()), network.stable)
     found.events = len(result)
     found.operators = [*_operators(network, held)]
-    found.nanoseconds = sum(found.batches)
     return found
 
 

@@ -38,7 +38,7 @@ from lmerge_service.queries.fact_reader import FactReader
 from lmerge_service.queries.logical import Source
 from lmerge_service.queries.rows import Kind, Refusal, RefusalReason, Row, described
 from lmerge_service.replicas.encoding import is_plain
-from lmerge_service.replicas.typed_rows import TIME, TYPES, with_floats
+from lmerge_service.replicas.typed_rows import TIME, TYPES, decoded_lines, with_floats
 
 __all__ = ("END", "Fact", "FactDecoder", "Heartbeat")
 
@@ -52,7 +52,7 @@ END: Final = _End.END
 
 
 class Heartbeat(NamedTuple):
-    """A fact that is no event, but says how far its partition is."""
+    """A fact that is no event, and moves its partition to its time."""
 
     vs: int
 
@@ -91,28 +91,13 @@ class FactDecoder:
 
     def decode(self, values: Sequence[bytes | None]) -> list[Fact]:
         """What each record's value is."""
-        found = self._at_once(values)
+        found = decoded_lines(self._decoder, values)
         if found is None:
             return [self._by_itself(value) for value in values]
         return [
             self._event(msgspec.structs.astuple(each)) or self._defined(value)
             for each, value in zip(found, values, strict=True)
         ]
-
-    def _at_once(self, values: Sequence[bytes | None]) -> list[Any] | None:
-        """The objects of all; None: one of them needs a closer look."""
-        if self._decoder is None:
-            return None
-        try:
-            text = b"\n".join(values)  # type: ignore[arg-type]
-            if text.count(b"\n") != len(values) - 1:
-                return None
-            if not text.isascii():
-                text.decode()
-            found = self._decoder.decode_lines(text)
-        except (TypeError, ValueError, msgspec.MsgspecError, RecursionError):
-            return None  # a tombstone, or one that is refused
-        return found if len(found) == len(values) else None
 
     def _by_itself(self, value: bytes | None) -> Fact:
         if self._decoder is None:

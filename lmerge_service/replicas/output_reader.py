@@ -29,7 +29,7 @@ from lmerge_service.errors import IllegalStreamError
 from lmerge_service.formats.wire import Finite, Time, WireDecoder
 from lmerge_service.queries.rows import Kind, Refusal, Row, Schema
 from lmerge_service.replicas.encoding import is_plain
-from lmerge_service.replicas.typed_rows import TYPES, with_floats
+from lmerge_service.replicas.typed_rows import TYPES, decoded_lines, with_floats
 
 __all__ = ("OutputReader",)
 
@@ -50,7 +50,7 @@ class OutputReader:
     def at_once(self, values: Sequence[bytes | None]) -> list[Element | None]:
         """The elements of records in the usual form; None for one that needs a closer look, by
         `element`."""
-        typed = self._read(values)
+        typed = decoded_lines(self._typed, values)
         if typed is None:
             return [None] * len(values)
         return [*map(self._usual, typed, values)]  # type: ignore[arg-type]  # none is None
@@ -78,21 +78,6 @@ class OutputReader:
                 f"{payload.decode()} is no row {self._schema} of this query (column {row.column})"
             )
         return row
-
-    def _read(self, values: Sequence[bytes | None]) -> list[Any] | None:
-        """What msgspec makes of all; None: one needs a closer look."""
-        if self._typed is None:
-            return None
-        try:
-            text = b"\n".join(values)  # type: ignore[arg-type]
-            if text.count(b"\n") != len(values) - 1:
-                return None
-            if not text.isascii():
-                text.decode()
-            found = self._typed.decode_lines(text)
-        except (TypeError, ValueError, msgspec.MsgspecError, RecursionError):
-            return None  # a tombstone, or one that is refused, or unusual
-        return found if len(found) == len(values) else None
 
     def _usual(self, typed: Any, value: bytes) -> Element | None:
         kind = typed.__struct_config__.tag

@@ -12,7 +12,7 @@ import msgspec
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.queries.rows import Kind, RefusalReason, Row, taken
 
-__all__ = ("TIME", "TYPES", "with_floats")
+__all__ = ("TIME", "TYPES", "decoded_lines", "with_floats")
 
 TIME: Final = Annotated[int, msgspec.Meta(ge=START, le=INFINITY)]
 TYPES: Final[dict[Kind, Any]] = {
@@ -22,6 +22,25 @@ TYPES: Final[dict[Kind, Any]] = {
     Kind.STR: str | None,
 }
 """Of each kind of column."""
+
+
+def decoded_lines(
+    decoder: msgspec.json.Decoder[Any] | None, values: Sequence[bytes | None]
+) -> list[Any] | None:
+    """What a decoder makes of all values at once; None: there is none, or one value needs a closer
+    look."""
+    if decoder is None:
+        return None
+    try:
+        text = b"\n".join(values)  # type: ignore[arg-type]
+        if text.count(b"\n") != len(values) - 1:
+            return None
+        if not text.isascii():
+            text.decode()
+        found = decoder.decode_lines(text)
+    except (TypeError, ValueError, msgspec.MsgspecError, RecursionError):
+        return None  # a tombstone, or one that is refused, or unusual
+    return found if len(found) == len(values) else None
 
 
 def with_floats(items: Row, columns: Sequence[int]) -> Row | None:

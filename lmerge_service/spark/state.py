@@ -54,6 +54,7 @@ __all__ = (
     "Store",
     "Stored",
     "Variables",
+    "opened_head",
     "run",
 )
 
@@ -207,25 +208,38 @@ def run(
     return bucket, result
 
 
+class _Versioned(Protocol):
+    """What state begins with."""
+
+    @property
+    def version(self) -> int: ...
+
+
+_V = TypeVar("_V", bound=_Versioned)
+
+
+def opened_head(data: bytes, decode: Callable[[bytes], _V], version: int) -> _V:
+    """What state of a checkpoint begins with.
+
+    Raises:
+        StateError: it is damaged, or of another version.
+    """
+    try:
+        head = decode(data)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise StateError(f"the checkpoint's state is damaged: {error}") from error
+    if head.version != version:
+        raise StateError(f"the checkpoint's state is of version {head.version}, this is {version}")
+    return head
+
+
 class Stored(Generic[B]):
     """Of one bucket, what the store has."""
 
     def __init__(self, variables: Readable) -> None:
         self._readable = variables
         data = variables.head()
-        self._head = None if data is None else self._opened_head(data)
-
-    @staticmethod
-    def _opened_head(data: bytes) -> _Head:
-        try:
-            head = _read_head(data)
-        except (msgspec.MsgspecError, ValueError) as error:
-            raise StateError(f"the checkpoint's state is damaged: {error}") from error
-        if head.version != _VERSION:
-            raise StateError(
-                f"the checkpoint's state is of version {head.version}, this is {_VERSION}"
-            )
-        return head
+        self._head = None if data is None else opened_head(data, _read_head, _VERSION)
 
     @property
     def emitted(self) -> int | None:

@@ -71,7 +71,7 @@ _ELEMENT: Final = pa.schema(
     ]
 )
 _ADJUST, _STABLE, _UNUSUAL = 1, 2, 3
-"""What the engine says of a record that is no insert."""
+"""What the engine calls a record that is no insert."""
 Keys: TypeAlias = Literal["all", "refused", "none"]
 """Of which records the key is kept."""
 

@@ -22,13 +22,12 @@ import msgspec
 
 from lmerge_service.core.snapshots import sealed, unsealed
 from lmerge_service.elements import START, Element, Stable
-from lmerge_service.errors import StateError
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.queries import logical
 from lmerge_service.replicas.inputs import input_of
 from lmerge_service.spark.io.decoding import headers_of
 from lmerge_service.spark.queries.moves import Records, unpacked
-from lmerge_service.spark.state import Counted
+from lmerge_service.spark.state import Counted, opened_head
 
 __all__ = ("Intake", "IntakeBucket", "IntakeResult")
 
@@ -78,6 +77,9 @@ class _Saved(msgspec.Struct, array_like=True):
     emitted: int
     stable: int
     reached: list[int]
+
+
+_read_saved: Final = msgspec.msgpack.Decoder(_Saved).decode
 
 
 class IntakeBucket:
@@ -136,14 +138,7 @@ class IntakeBucket:
             StateError: they are damaged, or of another version.
         """
         head, remembered = unsealed(b"".join(pages))
-        try:
-            saved = msgspec.msgpack.decode(head, type=_Saved)
-        except msgspec.MsgspecError as error:
-            raise StateError(f"the checkpoint's state is damaged: {error}") from error
-        if saved.version != _VERSION:
-            raise StateError(
-                f"the checkpoint's state is of version {saved.version}, this is {_VERSION}"
-            )
+        saved = opened_head(head, _read_saved, _VERSION)
         self._input.restore(remembered)
         self._input.go_on(saved.reached)
         self._stable = saved.stable

@@ -134,7 +134,7 @@ def is_letters(chunk: bytes) -> bool:
     >>> is_letters(packed(Letters([]))), is_letters(packed(Points([])))
     (True, False)
     """
-    return chunk[1] == _LETTERS  # behind the byte that says how long the array is
+    return chunk[1] == _LETTERS  # behind the byte with the array's length
 
 
 def moved(input_: str, bucket: int, first: int, elements: Iterable[Element]) -> Moved:

@@ -29,7 +29,7 @@ from lmerge_service.replicas.lateness import FactsLateness, RowSummary
 from lmerge_service.spark.queries.moves import Held, Moved, Points, Rows, Summary, unpacked
 from lmerge_service.spark.queries.resuming import ResumedOutput
 from lmerge_service.spark.queries.stages import Stage
-from lmerge_service.spark.state import Counted
+from lmerge_service.spark.state import Counted, opened_head
 
 __all__ = ("StageBucket", "StageResult", "StageSettings")
 
@@ -71,6 +71,9 @@ class _Saved(msgspec.Struct, array_like=True):
     points: dict[int, int]
     tasks: int
     resumed: Any
+
+
+_read_saved: Final = msgspec.msgpack.Decoder(_Saved).decode
 
 
 _Given: TypeAlias = dict[str, list[Element]]
@@ -202,14 +205,7 @@ class StageBucket:
             StateError: they are damaged, or of another plan.
         """
         head, network = unsealed(b"".join(pages))
-        try:
-            saved = msgspec.msgpack.decode(head, type=_Saved)
-        except msgspec.MsgspecError as error:
-            raise StateError(f"the checkpoint's state is damaged: {error}") from error
-        if saved.version != _VERSION:
-            raise StateError(
-                f"the checkpoint's state is of version {saved.version}, this is {_VERSION}"
-            )
+        saved = opened_head(head, _read_saved, _VERSION)
         self.network.restore(network)
         self.transaction, self.emitted = saved.transaction, saved.emitted
         self._points, self._tasks = saved.points, saved.tasks
