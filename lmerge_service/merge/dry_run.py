@@ -10,6 +10,10 @@ Theory
         replica   ins(p, 1, 7)            ins(r, 3, 4)      stable(10)
                   → p has another end, q is missing, r is only the replica's
 
+    An output that has lost its beginning is read from a snapshot on (`snapshots.beginnings`): it is
+    correct from some time on, as a replica that joined late is, and what ends before is not
+    compared.
+
 Invariants
     S1  No more than `LIVE` events and one batch are held beyond what is not final in whichever is
         behind: the one that is ahead is not read on meanwhile.
@@ -21,7 +25,7 @@ Who owns what
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -29,7 +33,7 @@ from typing import Final
 
 from lmerge_service.config.topology import Replica, Topology
 from lmerge_service.core import DIVERGENT, Breach, BreachKind, Case, Policy, lmerge
-from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert
+from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
 from lmerge_service.errors import ConfigurationError, StateError
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.dialects import decoders_of
@@ -37,6 +41,7 @@ from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.find import FoundRecord
 from lmerge_service.kafka.source import Batches, TopicPartition
+from lmerge_service.merge.snapshots.beginnings import PartitionStart, beginnings_of, latest
 from lmerge_service.merge.step import MergeStep
 from lmerge_service.tdb import Event
 
@@ -131,7 +136,8 @@ class DryRun:
         self._inserted = 0
 
     async def __aenter__(self) -> "DryRun":
-        """Raises TransportError when Kafka cannot be reached, ConfigurationError for a topic."""
+        """Raises TransportError when Kafka cannot be reached, ConfigurationError for a topic, and
+        StateError where nobody knows what the output held before it begins."""
         async with AsyncExitStack() as stack:
             self._topics = await stack.enter_async_context(self._cluster.topics())
             self._source = await stack.enter_async_context(
@@ -150,23 +156,55 @@ class DryRun:
             if topic not in found:
                 raise ConfigurationError(f"there is no topic {topic}: there is nothing to compare")
         self._infos = found
-        beginnings = await self._source.beginnings(self._partitions())
+        starts = await self._source.beginnings(self._partitions())
         self._upto = await self._source.ends(self._partitions())
         joining_at = START if self._replica.joining_at is None else self._replica.joining_at
-        if joining_at == START:
-            for tp, at in beginnings.items():
-                if at > 0:
-                    raise ConfigurationError(
-                        f"{tp.topic} begins at offset {at} of partition {tp.partition}: state from "
-                        "when on the replica is to be compared (--joining-at)"
-                    )
+        for tp, at in starts.items():
+            if joining_at == START and at > 0 and tp.topic == self._replica.topic:
+                raise ConfigurationError(
+                    f"{tp.topic} begins at offset {at} of partition {tp.partition}: state from "
+                    "when on the replica is to be compared (--joining-at)"
+                )
+        begun, output = await self._begun(starts), self._topology.output.topic
+        behind = {TopicPartition(output, n): each.offset for n, each in enumerate(begun)}
+        self._source.assign(starts | behind)
+        incarnation, correct_from, holding = latest(begun) if begun else (0, START, [])
         self._steps = {
-            _OUTPUT: self._step(_OUTPUT, self._topology.output.topic, START, None),
+            _OUTPUT: self._step(_OUTPUT, output, correct_from, None, incarnation),
             _REPLICA: self._step(_REPLICA, self._replica.topic, joining_at, self._replica),
         }
-        if self._merge.gap is not None:
-            self._merge.accept_gap()  # what was before the replica is correct is not compared
-        self._source.assign(beginnings)
+        self._count([*self._accept_gaps(), *self._hold(holding)])
+
+    async def _begun(self, starts: Mapping[TopicPartition, int]) -> list[PartitionStart]:
+        """By partition, what a snapshot has of an output that has lost its beginning; else none."""
+        topic, state = self._topology.output.topic, self._topology.output.state_topic
+        lost = [tp for tp in self._partitions(topic) if starts[tp]]
+        if not lost:
+            return []
+        if not await self._topics.describe([state]):
+            raise ConfigurationError(
+                f"{topic} begins at offset {starts[lost[0]]} of partition {lost[0].partition}, and "
+                f"there is no {state}: nobody knows what was before"
+            )
+        async with self._cluster.source(  # a search moves its positions
+            max_record_bytes=self._topology.limits.max_record_bytes
+        ) as source:
+            return await beginnings_of(source, topic, self._infos[topic].partitions)
+
+    def _hold(self, holding: Sequence[PartitionStart]) -> Iterator[Element]:
+        """Begins with what the partitions of the output held."""
+        for partition, each in enumerate(holding):
+            held: list[Element] = [*each.inserts(self._decoder)]
+            if each.stable > START:
+                held.append(Stable(each.stable))
+            yield from self._steps[_OUTPUT].input.process(held, partition)
+
+    def _accept_gaps(self) -> list[Element]:
+        """What was before both are correct is not compared."""
+        emitted: list[Element] = []
+        while self._merge.gap is not None:
+            emitted += self._merge.accept_gap()[1]
+        return emitted
 
     def _partitions(self, topic: str | None = None) -> list[TopicPartition]:
         """Of a topic, or of both."""
@@ -174,7 +212,14 @@ class DryRun:
         selected = [(name, info) for name, info in infos if topic in {None, name}]
         return [TopicPartition(name, n) for name, info in selected for n in range(info.partitions)]
 
-    def _step(self, name: str, topic: str, joining_at: int, replica: Replica | None) -> MergeStep:
+    def _step(
+        self,
+        name: str,
+        topic: str,
+        joining_at: int,
+        replica: Replica | None,
+        incarnation: int = 0,
+    ) -> MergeStep:
         return MergeStep(
             self._merge,
             name,
@@ -182,6 +227,7 @@ class DryRun:
             topic=topic,
             partitions=self._infos[topic].partitions,
             joining_at=joining_at,
+            incarnation=incarnation,
             normalise=replica is not None and replica.normalise,
             dialect=None if replica is None else decoders_of(replica.format, self._decoder),
         )
@@ -240,10 +286,8 @@ class DryRun:
         if self._source.lost:
             tp, why = next(iter(self._source.lost.items()))
             raise StateError(f"{tp.topic}, partition {tp.partition}: {why}")
+        self._count([*out, *self._accept_gaps()])
         found, inputs = self.found, self._merge.inputs
-        for each in out:
-            self._inserted += type(each) is Insert
-            self._inserted -= type(each) is Adjust and each.ve == each.vs
         found.output_stable, found.replica_stable = inputs[_OUTPUT].stable, inputs[_REPLICA].stable
         found.stable, found.live = self._merge.max_stable, len(self._merge)
         found.events = self._inserted - found.live
@@ -252,6 +296,11 @@ class DryRun:
         for breach in self._merge.breaches():
             await self._note(breach)
         self._pace()
+
+    def _count(self, emitted: Iterable[Element]) -> None:
+        for each in emitted:
+            self._inserted += type(each) is Insert
+            self._inserted -= type(each) is Adjust and each.ve == each.vs
 
     def _pace(self) -> None:
         """The one that is ahead waits while much is held."""

@@ -37,7 +37,7 @@ from lmerge_service.tdb import TDB, Difference, Event, differences
 if TYPE_CHECKING:
     from lmerge_service.kafka.connection import Connection
     from lmerge_service.kafka.source import Source, TopicPartition
-    from lmerge_service.reader.beginnings import PartitionStart
+    from lmerge_service.merge.snapshots.beginnings import PartitionStart
 
 __all__ = (
     "Audited",
@@ -180,7 +180,7 @@ async def audit_topic(connection: "Connection", topic: str, decoder: WireDecoder
     # Slow to import, and of no use to the audit of files.
     from lmerge_service.kafka.source import Source, TopicPartition
     from lmerge_service.kafka.topics import Topics
-    from lmerge_service.reader.beginnings import state_topic
+    from lmerge_service.merge.snapshots.beginnings import state_topic
 
     async with Topics(connection) as topics:
         width = await topics.width(topic)
@@ -207,7 +207,7 @@ async def _begun(
     has_state: bool,
 ) -> "dict[TopicPartition, int]":
     """Has an audit begin at a snapshot of the merge; returns where to read on."""
-    from lmerge_service.reader.beginnings import beginnings_of
+    from lmerge_service.merge.snapshots.beginnings import beginnings_of
 
     tp, start = next((tp, start) for tp, start in starts.items() if start)
     lost = f"kafka:{topic} begins at offset {start} of partition {tp.partition}"
@@ -266,7 +266,7 @@ class TopicAudit:
 
     def begin(self, beginnings: "Mapping[TopicPartition, PartitionStart]") -> None:
         """Begins with what a snapshot has of each partition."""
-        from lmerge_service.reader.beginnings import latest
+        from lmerge_service.merge.snapshots.beginnings import latest
 
         incarnation, since, holding = latest([*beginnings.values()])
         self._since = {incarnation: since}

@@ -42,7 +42,7 @@ from lmerge_service.formats.wire import WireDecoder
 
 if TYPE_CHECKING:
     from lmerge_service.kafka.connection import Connection
-    from lmerge_service.reader.beginnings import PartitionStart
+    from lmerge_service.merge.snapshots.beginnings import PartitionStart
 
 __all__ = ("PartitionAudit", "TableDivergence", "TableVerdict", "audit_table", "verdict_of")
 
@@ -443,7 +443,7 @@ async def audit_table(
     from lmerge_service.config.topology import Output
     from lmerge_service.kafka.source import Source, TopicPartition
     from lmerge_service.kafka.topics import Topics
-    from lmerge_service.reader.beginnings import beginnings_of, latest
+    from lmerge_service.merge.snapshots.beginnings import beginnings_of, latest
 
     table = Output(topic=topic).table_topic
     async with Topics(connection) as topics:

@@ -36,8 +36,8 @@ from lmerge_service.kafka.sightings import Sightings, TopicChange, change_of, is
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
 from lmerge_service.kafka.unread import OpenTransaction
+from lmerge_service.merge.snapshots.beginnings import PartitionStart, latest
 from lmerge_service.merge.step import MergeStep
-from lmerge_service.reader.beginnings import PartitionStart, latest
 
 __all__ = ("Inlets", "ReadPosition", "StartedOver", "TopicState", "TopicStatus")
 

@@ -59,7 +59,7 @@ from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.connection import CONNECT_SECONDS, Connection
 from lmerge_service.kafka.source import Batches, Source, TopicPartition
 from lmerge_service.kafka.topics import TopicInfo, Topics
-from lmerge_service.reader.beginnings import PartitionStart, beginnings_of, state_topic
+from lmerge_service.merge.snapshots.beginnings import PartitionStart, beginnings_of, state_topic
 from lmerge_service.reader.inlets import Inlets, StartedOver, TopicStatus
 from lmerge_service.reader.token import Token
 

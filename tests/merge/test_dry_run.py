@@ -23,6 +23,7 @@ from lmerge_service.kafka.topics import Topics
 from lmerge_service.merge.dry_run import Compared, DifferenceKind, DryRun
 from lmerge_service.tdb import Event
 from tests.service.cluster import Merge
+from tests.service.test_retention import wait_until_trimmed
 
 # The comparison itself: an operator under a quorum of two
 
@@ -159,6 +160,57 @@ def test_what_a_replica_is_not_correct_for_is_not_compared(merge: Merge) -> None
     found = compared(merge, stream={"joining_at": 55})
     assert (found.counts.total(), found.stable) == (0, 90)
     assert compared(merge).counts == {DifferenceKind.MISSING: 50}
+
+
+@pytest.mark.full
+@pytest.mark.kafka
+def test_an_output_that_has_lost_its_beginning_is_compared_from_a_snapshot_on(
+    bootstrap: str, tmp_path: Path
+) -> None:
+    """What ended by then is no difference, and of what was live the replica must have the same
+    ends; also if it is to be compared from earlier on itself."""
+    live = [Insert(b'"%d"' % number, number, 100 + number) for number in range(20)]
+    merge = Merge(bootstrap, tmp_path, ["a", "d"])
+    merge.extra = {"snapshot_seconds": 0.2, "output": {"topic": merge.output, "keep": "1s"}}
+    merge.write()
+    with merge.worker() as worker:
+        worker.wait_until_running()
+        merge.publish("a", [Insert(b'"short"', 5, 9), *live, Stable(110)])
+        wait_until_trimmed(merge, worker, 20)
+    merge.topics["output"] = merge.output
+    other = [Insert(b'"15"', 15, 118), Insert(b'"17"', 17, 117)]
+    more = [Insert(b'"short"', 5, 9), *live[:15], *other, *live[18:], Insert(b'"only"', 111, 112)]
+    merge.publish("d", [*more, Stable(125)])
+    merge.publish("output", [Insert(b'"new"', 118, 119), Stable(121)])  # as if the worker went on
+    for stream in ({}, {"joining_at": 50}):
+        found = compared(merge, stream=stream)
+        assert (found.stable, found.output_stable) == (121, 121)
+        differing = {(each.kind.value, each.payload) for each in found.first}
+        differing.discard(("missing", b'"16"'))  # of a replica that may lack what began before 50
+        assert differing == {("other_end", b'"15"'), ("missing", b'"new"'), ("added", b'"only"')}
+    assert ("missing", b'"16"') in {(e.kind.value, e.payload) for e in compared(merge).first}
+    delete(merge, f"{merge.output}.state")
+    with pytest.raises(ConfigurationError, match=r"there is no .*\.state: nobody knows what was"):
+        compared(merge, stream={"joining_at": 50})
+
+
+@pytest.mark.full
+@pytest.mark.kafka
+def test_an_output_that_starts_over_is_compared_from_then_on(merge: Merge) -> None:
+    merge.publish("output", [*events(0, 40), Stable(38)])
+    merge.publish("output", [*events(55, 70), Stable(65)], incarnation=1, joining_at=60)
+    merge.publish("d", [*events(0, 50), *events(51, 60), *events(61, 70), Stable(65)])
+    found = compared(merge)
+    assert found.stable == 65
+    assert [(each.kind.value, each.vs) for each in found.first] == [("missing", 60)]
+
+
+def delete(merge: Merge, topic: str) -> None:
+    async def ask() -> None:
+        async with Topics(connection_of(load(merge.path).kafka)) as topics:
+            await topics.delete(topic)
+
+    asyncio.run(ask())
 
 
 @pytest.mark.kafka

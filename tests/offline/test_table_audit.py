@@ -11,9 +11,9 @@ from lmerge_service.elements import INFINITY, Adjust, Insert, Stable
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.table import offset_headers
 from lmerge_service.formats.wire import WireDecoder, encode
+from lmerge_service.merge.snapshots.beginnings import PartitionStart
 from lmerge_service.merge.table import writer as writing
 from lmerge_service.offline.table_audit import PartitionAudit
-from lmerge_service.reader.beginnings import PartitionStart
 from lmerge_service.tdb import Event
 from tests.merge.table_log import TableLog, table_topology
 

@@ -15,7 +15,7 @@ from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.publish import publish
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import Topics
-from lmerge_service.reader.beginnings import PartitionStart, beginnings_of
+from lmerge_service.merge.snapshots.beginnings import PartitionStart, beginnings_of
 from lmerge_service.reader.read_merged import MergedReader, read_merged
 from lmerge_service.tdb import Event, reconstitute
 from tests.reader.test_inlets import Reading

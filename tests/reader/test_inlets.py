@@ -7,7 +7,7 @@ from lmerge_service.elements import START, Element, Insert, Stable
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
-from lmerge_service.reader.beginnings import PartitionStart
+from lmerge_service.merge.snapshots.beginnings import PartitionStart
 from lmerge_service.reader.inlets import Inlets, ReadPosition, StartedOver, TopicStatus
 from lmerge_service.reader.token import Token
 from tests.merge.test_step import events, numbered, records

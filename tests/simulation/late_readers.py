@@ -1,9 +1,10 @@
 """Readers that begin in the middle of a simulated run's output, at whatever moment.
 
 Theory
-    Each looks up where it would begin in every partition (`reader.beginnings`), while workers are
-    killed and the output forgets. When the run is over, what it began with and the records that
-    came after that must be a legal stream, and hold what the whole output holds of all that ends
+    Each looks up where it would begin in every partition (`merge.snapshots.beginnings`), while
+    workers are killed and the output forgets. When the run is over, what it began with and the
+    records that came after that must be a legal stream, and hold what the whole output holds of all
+    that ends
     at the reader's stable point or later.
 """
 
@@ -17,7 +18,7 @@ from lmerge_service.drills.records import CommittedTopic
 from lmerge_service.drills.streams import incarnations
 from lmerge_service.errors import IllegalStreamError, StateError, TransportError
 from lmerge_service.formats.wire import WireDecoder
-from lmerge_service.reader.beginnings import PartitionStart, beginnings_of
+from lmerge_service.merge.snapshots.beginnings import PartitionStart, beginnings_of
 from lmerge_service.tdb import TDB
 from tests.simulation.clients import MemorySource
 from tests.simulation.memory import Broker, UnknownTopic

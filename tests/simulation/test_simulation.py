@@ -29,10 +29,10 @@ from lmerge_service.merge.decisions.reading import FoundFold
 from lmerge_service.merge.liveness import Liveness
 from lmerge_service.merge.recovery import JointReplay, Recovery
 from lmerge_service.merge.replicas import Replicas, ReplicaState
+from lmerge_service.merge.snapshots import beginnings
 from lmerge_service.merge.table.rows import Row
 from lmerge_service.merge.table.writer import TableWriter
 from lmerge_service.merge.task_state import OpenedState, TaskState
-from lmerge_service.reader import beginnings
 from lmerge_service.service.reading.shared_input import SharingTask
 from lmerge_service.service.reading.shared_reader import LeadingInput, SharedReader
 from lmerge_service.service.task import MergeTask
