@@ -21,6 +21,7 @@ __all__ = (
     "ModuleError",
     "OtherMergeError",
     "RefusedError",
+    "ReplayError",
     "StateError",
     "TransportError",
     "TrimmedError",
@@ -110,6 +111,19 @@ class StateError(LMergeError):
 
 class LostOutputError(StateError):
     """What the output's former records were is known no more: there is no state to go on from."""
+
+
+class ReplayError(StateError):
+    """A replay needs what an archive does not hold any more; nothing was emitted. `needed` is from
+    where on it needs all, `horizon` up to where something is gone."""
+
+    def __init__(self, what: str, needed: int, horizon: int) -> None:
+        super().__init__(
+            f"a revision reaches behind the archive: {what} {needed} or later, and some up to "
+            f"{horizon} are gone; keep more of it"
+        )
+        self.needed = needed
+        self.horizon = horizon
 
 
 class ModuleError(LMergeError):
