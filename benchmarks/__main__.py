@@ -29,6 +29,7 @@ from benchmarks import (
     jumpstart,
     kafka_to_kafka,
     kill_loop,
+    migration,
     policies,
     queries,
     replicas,
@@ -39,6 +40,7 @@ from benchmarks import (
     spark_audit,
     spark_merge,
 )
+from benchmarks.migration_ways import Example
 from benchmarks.sizes import TINY, Sizes
 from lmerge_service.drills.plan import Refused
 from lmerge_service.merge.tuning import quieten_garbage_collector
@@ -70,7 +72,7 @@ def main() -> None:
         dest="what",
         metavar="figures | availability | forward | drills | policies | service | soak | rolling | "
         "kill-loop | jumpstart | control-log | spark | spark-merge | generated | queries | "
-        "replicas | engine",
+        "replicas | migration | engine",
     )
     _add_engine(what)
     _add_figures(what)
@@ -89,6 +91,7 @@ def main() -> None:
     _add_spark_merge(what)
     _add_queries(what)
     _add_replicas(what)
+    _add_migration(what)
     options = parser.parse_args()
     if options.what == "policies":
         _run_policies(options.events, options.json, options.out)
@@ -151,6 +154,12 @@ def main() -> None:
     elif options.what == "replicas":
         quieten_garbage_collector()
         asyncio.run(replicas.run(options.runs, options.facts, options.live, report))
+    elif options.what == "migration":
+        quieten_garbage_collector()
+        options.out.mkdir(parents=True, exist_ok=True)  # before the long work, not after it
+        played = migration.run(options.runs, Example(rate=options.rate))
+        migration.measure(played, report)
+        migration.draw(played, options.out)
     elif options.what == "engine":
         from benchmarks import engine  # which may not be installed
 
@@ -219,6 +228,14 @@ def _add_replicas(what: _Subparsers) -> None:
     of_replicas.add_argument("--facts", type=int, default=400_000, help="facts (400,000)")
     of_replicas.add_argument("--live", type=int, default=100_000, help="live events (100,000)")
     of_replicas.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_migration(what: _Subparsers) -> None:
+    of_migration = what.add_parser("migration", help="one plan hands over to another, in four ways")
+    of_migration.add_argument("--runs", type=int, default=3, help="runs of each (3)")
+    of_migration.add_argument("--rate", type=int, default=100, help="elements a second (100)")
+    of_migration.add_argument("--json", action="store_true", help="print JSON")
+    of_migration.add_argument("--out", type=Path, default=Path("docs/figures"), help="for the SVG")
 
 
 def _add_queries(what: _Subparsers) -> None:
