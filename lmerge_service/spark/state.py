@@ -56,6 +56,7 @@ __all__ = (
     "Variables",
     "opened_head",
     "run",
+    "steps_of",
 )
 
 _VERSION: Final = 3
@@ -185,23 +186,27 @@ def run(
     batch: int,
     chunks: Sequence[bytes],
     *,
-    ready: Callable[[B], None] = lambda _: None,
+    goes_on: Callable[[B], bool] = lambda _: True,
+    is_due: Callable[[B, int], bool] = lambda _, stored: False,
     cache: Cache = _cache,
     least_log: int = LEAST_LOG,
 ) -> tuple[B, Any]:
     """Has the bucket of a number take a batch, and writes down what is needed to have it again: the
-    bucket, and what it emits. `fresh` makes it as it is before the first batch; `ready` sees it
-    before each. `identity` distinguishes it from buckets of other queries.
+    bucket, and what it emits. `fresh` makes it as it is before the first batch; `goes_on` sees one
+    that is kept before it takes anything more, and returns whether it may. A snapshot is taken
+    besides if it `is_due` by how many steps the last one had carried out. `identity` distinguishes
+    the bucket from those of other queries.
 
     Raises:
         StateError: what is stored is damaged, or cannot be gone on with.
     """
-    stored = Store[B](variables, least_log)
-    kept = stored.opened(cache.pop((identity, number), None), fresh)
+    stored: Store[B] = Store(variables, least_log)
+    kept: Kept[B] | None = cache.pop((identity, number), None)
+    kept = stored.opened(kept if kept is not None and goes_on(kept.bucket) else None, fresh)
     bucket = kept.bucket
-    ready(bucket)
     result = bucket.take(batch, chunks)
-    kept.token = stored.committed(kept, batch, chunks)
+    due = is_due(bucket, stored.steps)
+    kept.token = stored.committed(kept, batch, chunks, due=due)
     cache[identity, number] = kept
     while len(cache) > _KEPT_BUCKETS:
         cache.popitem(last=False)
@@ -233,6 +238,15 @@ def opened_head(data: bytes, decode: Callable[[bytes], _V], version: int) -> _V:
     return head
 
 
+def steps_of(head: bytes) -> int:
+    """How many steps the snapshot that a head is of has carried out.
+
+    Raises:
+        StateError: it is damaged, or of another version.
+    """
+    return opened_head(head, _read_head, _VERSION).steps
+
+
 class Stored(Generic[B]):
     """Of one bucket, what the store has."""
 
@@ -245,6 +259,11 @@ class Stored(Generic[B]):
     def emitted(self) -> int | None:
         """The number of the last record that the bucket has emitted; None: nothing is stored."""
         return None if self._head is None else self._head.emitted
+
+    @property
+    def steps(self) -> int:
+        """How many steps the snapshot has carried out; 0: there is none."""
+        return 0 if self._head is None else self._head.steps
 
     def opened(self, kept: Kept[B] | None, fresh: Callable[[], B]) -> Kept[B]:
         """The bucket as of the head, from what a worker has if that is of use."""
@@ -306,11 +325,13 @@ class Store(Stored[B]):
         self._variables = variables
         self._least_log = least_log
 
-    def committed(self, kept: Kept[B], batch: int, chunks: Sequence[bytes]) -> bytes:
-        """Writes a batch down that was merged; its token."""
+    def committed(
+        self, kept: Kept[B], batch: int, chunks: Sequence[bytes], *, due: bool = False
+    ) -> bytes:
+        """Writes a batch down that was merged, as a snapshot if that is `due`; its token."""
         head, token = self._head, uuid.uuid4().bytes
         size = sum(map(len, chunks))
-        if head is None or head.log_bytes + size > max(self._least_log, 2 * head.page_bytes):
+        if due or head is None or head.log_bytes + size > max(self._least_log, 2 * head.page_bytes):
             self._snapshot(kept.bucket, token)
             return token
         transaction, number = kept.bucket.transaction, head.next

@@ -291,6 +291,30 @@ def test_a_fold_that_is_kept_without_its_offset_is_where_it_holds() -> None:
     assert_same(reader, log.again())
 
 
+def test_a_fold_takes_the_place_of_what_was_deleted_before_it() -> None:
+    """A merge in Spark has come to the attach of e when what came after is folded and deleted."""
+    log = everything()
+    log.do(attach("e"))
+    reader = log.again()
+    log.do(Detach("e"))
+    at = folded(log)
+    log.do(attach("f"))
+    log.raw(log.records[at])  # written once more, and late: it holds nothing here
+    for value in log.records[at:]:
+        reader.fold_next(value)
+    assert_same(reader, log.again())
+
+
+def test_a_ledger_begins_with_a_fold_that_is_kept_beside_the_log() -> None:
+    log = everything()
+    kept = folds.fold(log.ledger.state(), log.ledger.offset, "spark-merge", 1)
+    log.do(attach("e"))
+    reader = Ledger(OTHER_FILE)
+    reader.begin_with(folds.decode(folds.encode(kept)))
+    reader.fold(kept.offset, log.records[kept.offset])
+    assert_same(reader, log.again())
+
+
 # Any decisions, any folds
 
 _NAMES = st.sampled_from(["a", "b", "c", "d"])

@@ -190,14 +190,24 @@ class Ledger:
 
     def fold_next(self, value: bytes | None) -> Entry | None:
         """Takes the record behind the last one, where records are kept without their offsets; a
-        fold that comes first is where it holds."""
+        fold that holds further on is where it holds: what is between was deleted, or is carried by
+        it."""
         offset = self.offset
-        if not offset and folds.is_fold(value):
+        if folds.is_fold(value):
             with suppress(ElementError):
-                offset = folds.decode(value).offset
+                offset = max(offset, folds.decode(value).offset)
         return self.fold(offset, value)
 
     # --- folds ----------------------------------------------------------------------------------
+
+    def begin_with(self, fold: Fold) -> None:
+        """Begins with a fold that is kept beside the log; the record at its offset is next.
+
+        Raises:
+            ElementError: there is no such topology.
+        """
+        self._restore(fold.ledger)
+        self.offset = fold.offset
 
     def state(self) -> LedgerState:
         """What a fold carries of it."""

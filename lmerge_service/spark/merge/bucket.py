@@ -33,7 +33,7 @@ from lmerge_service.errors import StateError
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
-from lmerge_service.merge.decisions.ledger import AcceptedGap, Ledger
+from lmerge_service.merge.decisions.ledger import AcceptedGap
 from lmerge_service.merge.decisions.reconcile import is_of_kind, reconcile
 from lmerge_service.merge.decoding import DecodedRecord
 from lmerge_service.merge.findings.evidence import NotificationKind
@@ -65,13 +65,15 @@ class Bucket:
         self.plan = plan
         """May be replaced by one with more steps."""
         self.number = number
-        self.steps = 1
+        self.steps = max(1, plan.folded_steps)
         """How many of the plan's are carried out."""
-        self.ledger = Ledger(topology)
+        self.ledger = plan.ledger(topology, self.steps)
         self.findings = BucketFindings(topology, number)
-        self._fold(plan.steps[0])
         self.state = self._fresh()
-        self._begin(plan.steps[0], [])
+        self._lacks_state = plan.folded is not None
+        """It cannot be made of the plan alone."""
+        if not self._lacks_state:
+            self._begin(plan.steps[0], [])
 
     def _fresh(self) -> TaskState:
         return TaskState(self.ledger.topology, self.number, tallies={}, clock=_no_clock)
@@ -96,13 +98,20 @@ class Bucket:
         """Merges a batch.
 
         Raises:
-            StateError: what was decided cannot be carried out here.
+            StateError: what was decided cannot be carried out here; or the bucket's state, which
+                steps that are folded have made, is not there.
         """
+        if self._lacks_state:
+            raise StateError(
+                f"the checkpoint is damaged: it has no state of bucket {self.number}, and the plan "
+                f"begins at step {self.plan.folded_steps}"
+            )
         found = self.findings.begin(self.state.transaction + 1)
         empty = self.state.merge.empty()
         result = BucketResult(self.state.output_records + 1, empty, found=found)
-        while self.steps < len(self.plan.steps) and self.plan.steps[self.steps].since <= batch:
-            step = self.plan.steps[self.steps]
+        for step in self.plan.behind(self.steps):
+            if step.since > batch:
+                break
             self.steps += 1
             self._fold(step)
             self._begin(step, result.elements)
@@ -223,9 +232,10 @@ class Bucket:
         Raises:
             StateError: it is damaged, or of another merge.
         """
-        for step in self.plan.steps[self.steps : steps]:
+        for step in self.plan.behind(self.steps)[: steps - self.steps]:
             self._fold(step)
-        self.steps = steps
+        self.plan.behind(steps)
+        self.steps, self._lacks_state = steps, False
         restoring = RestoringState(self._fresh())
         for chunk in chunks:
             restoring.take(chunk)

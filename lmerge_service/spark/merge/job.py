@@ -29,6 +29,7 @@ What happens when Kafka is away
 
 import asyncio
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -66,6 +67,7 @@ from lmerge_service.spark.merge.keys import bucket_keys
 from lmerge_service.spark.merge.plan import Adopted, MergePlan, PlanStep, work_of
 from lmerge_service.spark.merge.planning import KafkaView, next_step, unreadable
 from lmerge_service.spark.merge.query import observed, start
+from lmerge_service.spark.merge.stored import carried_steps
 from lmerge_service.spark.merge.unfinished import emitted, require_unwritten
 
 __all__ = ("BatchProgress", "JobSettings", "MergeJob")
@@ -73,6 +75,8 @@ __all__ = ("BatchProgress", "JobSettings", "MergeJob")
 log = structlog.get_logger()
 
 _A_CORE: Final = 2
+_MOST_STEPS: Final = 200
+"""Of a plan, before those that all buckets are behind are folded."""
 _LOOK_SECONDS: Final = 2
 _EARLIEST: Final = -2
 _PLACE: Final = ("topic", "partition", "offset")
@@ -211,9 +215,7 @@ class MergeJob:
                     f"the checkpoint {checkpoint} is merged by {plan.tasks} tasks, which cannot be "
                     "changed: leave --tasks out, or begin with another --checkpoint"
                 )
-        for step in plan.steps:
-            for value in step.decisions:
-                self._ledger.fold_next(value)
+        self._ledger = plan.ledger(self._topology, plan.count)
         return plan
 
     async def _prepare(self) -> None:
@@ -281,7 +283,7 @@ class MergeJob:
         seen = _run(self._look())
         plan = self._readable(spark, plan, keys, seen)
         if (step := self._next(plan, seen)) is not None:
-            plan = plan.with_step(step)
+            plan = self._bounded(spark, plan.with_step(step), keys)
             plan.save(self._settings.checkpoint)
             self._undone = []
             self._logged_out -= step.begins.keys()
@@ -293,6 +295,25 @@ class MergeJob:
                     why = f"topic {replica.topic} got {width} partitions, and is known by partition"
                     self._report_excluded(name, why)
         self._exclude(plan)
+        return plan
+
+    def _bounded(self, spark: SparkSession, plan: MergePlan, keys: tuple[int, ...]) -> MergePlan:
+        """The plan, which has got a step more, with the first ones folded if all buckets are behind
+        them; if there are many, they are asked to get there."""
+        if plan.due <= plan.folded_steps:
+            return plan.with_due() if len(plan.steps) > _MOST_STEPS else plan
+        checkpoint = self._settings.checkpoint
+        if not committed(checkpoint).next:
+            return plan
+        carried = carried_steps(spark, checkpoint)
+        if any(carried.get(key, 0) < plan.due for key in keys):
+            return plan
+        try:
+            plan = plan.fold(self._topology, time.time_ns() // 1_000_000)
+        except ValueError as error:
+            log.warning("the plan cannot be folded", why=str(error))
+        else:
+            log.info("plan folded", steps=plan.folded_steps)
         return plan
 
     def _exclude(self, plan: MergePlan) -> None:
@@ -354,9 +375,7 @@ class MergeJob:
         return {**due, control: known.get(control, {0: 0})}
 
     def _require_same_rules(self, plan: MergePlan) -> None:
-        first = Ledger(self._topology)
-        for value in plan.steps[0].decisions:
-            first.fold_next(value)
+        first = plan.ledger(self._topology, max(1, plan.folded_steps))
         was, now = first.topology, self._ledger.topology
         if (was.resolved_case, was.policy) != (now.resolved_case, now.policy):
             raise StateError(

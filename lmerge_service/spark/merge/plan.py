@@ -18,6 +18,14 @@ Theory
     that was recreated) is dropped in one step and begun in a later one, when Spark's offsets are
     without it (`checkpoint.align`).
 
+    Of the steps that every bucket's stored state has carried out nothing is needed but what they
+    have come to. So, once they are many, buckets are asked to store their state anew (`due`), and
+    when all have, those steps are *folded*: replaced by what was decided, and by what is read, from
+    where, and what is lost. A plan has some hundred steps at the most:
+
+        folded  200 steps   what was decided with them; reads b, c
+        step 200  from batch 950 on   decisions …
+
     A batch that was planned, and whose records are gone before it was run, can never be run. It is
     *unplanned* if the output has nothing of it: its number is planned again, by the steps of that
     time.
@@ -25,10 +33,12 @@ Theory
 Invariants
     P1  since rises from step to step; what a batch goes by never changes once something of it may
         have been written.
+    P2  A step is folded only when the stored state of every bucket has carried it out, so that no
+        batch from before it is ever run, or read from a bucket's log, again.
 """
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -37,12 +47,25 @@ import pyarrow.fs as pafs
 
 from lmerge_service.config.topology import Http, Kafka, Topology
 from lmerge_service.errors import ConfigurationError, StateError
+from lmerge_service.merge.decisions import folds
+from lmerge_service.merge.decisions.ledger import Ledger
 from lmerge_service.merge.state_file import merge_of
 from lmerge_service.spark.io.places import located
 
-__all__ = ("Adopted", "Begin", "Lost", "MergePlan", "PlanStep", "TopicKind", "Work", "work_of")
+__all__ = (
+    "Adopted",
+    "Begin",
+    "Folded",
+    "Lost",
+    "MergePlan",
+    "PlanStep",
+    "TopicKind",
+    "Work",
+    "work_of",
+)
 
-_VERSION: Final = 2
+_VERSION: Final = 3
+_WHO: Final = "spark-merge"
 _FOLDER, _FILE = "lmerge", "plan.json"
 
 
@@ -104,6 +127,21 @@ class Adopted(msgspec.Struct, frozen=True):
     """By topic and partition, from where it is read on."""
 
 
+class Folded(msgspec.Struct, frozen=True):
+    """What the first steps of a plan have come to."""
+
+    steps: int
+    """How many."""
+    since: int
+    """Of the last of them."""
+    decisions: bytes
+    """A fold of what was decided (`merge.decisions.folds`)."""
+    topics: dict[str, TopicKind]
+    starts: dict[str, list[int]]
+    """By topic and partition, from where it was begun."""
+    lost: dict[str, Lost]
+
+
 class MergePlan(msgspec.Struct, frozen=True):
     """The steps of a checkpoint, and whose it is."""
 
@@ -113,11 +151,16 @@ class MergePlan(msgspec.Struct, frozen=True):
     """`merge_of` the topology."""
     adopted: Adopted | None
     steps: tuple[PlanStep, ...]
+    """Those that are not folded: one at least, once there are any."""
     handed_over: bool = False
     """The service goes on from here, and nothing else may."""
     tasks: int = 0
     """How many of Spark's tasks share the buckets of a batch, for as long as the checkpoint lives;
     0 before its first step."""
+    folded: Folded | None = None
+    due: int = 0
+    """Buckets that have carried out so many steps are to store their state anew, if what is stored
+    has carried out fewer."""
 
     @classmethod
     def new(cls, topology: Topology, adopted: Adopted | None = None) -> "MergePlan":
@@ -134,6 +177,68 @@ class MergePlan(msgspec.Struct, frozen=True):
         assert not self.steps or step.since >= self.steps[-1].since, "P1"
         return msgspec.structs.replace(self, steps=(*self.steps, step))
 
+    # --- folding --------------------------------------------------------------------------------
+
+    @property
+    def folded_steps(self) -> int:
+        """How many steps are folded."""
+        return 0 if self.folded is None else self.folded.steps
+
+    @property
+    def count(self) -> int:
+        """How many steps there have been."""
+        return self.folded_steps + len(self.steps)
+
+    def behind(self, carried: int) -> Sequence[PlanStep]:
+        """The steps behind so many.
+
+        Raises:
+            StateError: some of them are folded.
+        """
+        if carried < self.folded_steps:
+            raise StateError(
+                f"the checkpoint is damaged: a bucket has the state of step {carried}, and the "
+                f"plan begins at step {self.folded_steps}"
+            )
+        return self.steps[carried - self.folded_steps :]
+
+    def ledger(self, topology: Topology, steps: int) -> Ledger:
+        """What was decided with so many steps, of which none that is folded may be left out."""
+        ledger = Ledger(topology)
+        if self.folded is not None:
+            ledger.begin_with(folds.decode(self.folded.decisions))
+        for step in self.steps[: steps - self.folded_steps]:
+            for value in step.decisions:
+                ledger.fold_next(value)
+        return ledger
+
+    def with_due(self) -> "MergePlan":
+        """Has buckets store their state anew once they have carried out all steps."""
+        return msgspec.structs.replace(self, due=self.count)
+
+    def fold(self, topology: Topology, now_ms: int) -> "MergePlan":
+        """The plan with the steps folded that were `due`, and that every bucket's stored state has
+        carried out (P2); there must be one more.
+
+        Raises:
+            ValueError: what was decided is too long for a fold.
+        """
+        assert self.folded_steps < self.due < self.count, "P2"
+        kept = self.due - self.folded_steps
+        ledger, first = self.ledger(topology, self.due), self.steps[:kept]
+        as_of = msgspec.structs.replace(self, steps=first)
+        folded = Folded(
+            steps=self.due,
+            since=first[-1].since,
+            decisions=folds.encode(folds.fold(ledger.state(), ledger.offset, _WHO, now_ms)),
+            topics=dict(as_of.topics),
+            starts=as_of.starts(),
+            lost=as_of.lost(),
+        )
+        return msgspec.structs.replace(self, folded=folded, steps=self.steps[kept:])
+
+    # --- what holds -----------------------------------------------------------------------------
+
     def unplanned(self, batch: int) -> "MergePlan":
         """The plan for when a batch is planned once more, of which nothing was written: what was
         to count from the batch behind it on counts from it on."""
@@ -142,7 +247,7 @@ class MergePlan(msgspec.Struct, frozen=True):
 
     def topics_at(self, batch: int) -> Mapping[str, TopicKind]:
         """What is read with a batch."""
-        found: Mapping[str, TopicKind] = {}
+        found: Mapping[str, TopicKind] = {} if self.folded is None else self.folded.topics
         for step in self.steps:
             if step.since <= batch:
                 found = step.topics
@@ -156,7 +261,9 @@ class MergePlan(msgspec.Struct, frozen=True):
     def starts(self) -> dict[str, list[int]]:
         """By topic that is read and partition, the offset at which it was begun."""
         found: dict[str, list[int]] = {}
-        for number, step in enumerate(self.steps):
+        if self.folded is not None:
+            found = {topic: list(at) for topic, at in self.folded.starts.items()}
+        for number, step in enumerate(self.steps, self.folded_steps):
             topic_of = {kind.replica: topic for topic, kind in step.topics.items()}
             for name, begin in step.begins.items():
                 found[topic_of[name]] = list(begin.beginnings)
@@ -172,7 +279,7 @@ class MergePlan(msgspec.Struct, frozen=True):
 
     def lost(self) -> dict[str, Lost]:
         """By replica, those that the last step leaves excluded since records were lost."""
-        found: dict[str, Lost] = {}
+        found: dict[str, Lost] = {} if self.folded is None else dict(self.folded.lost)
         for step in self.steps:
             for name in step.begins:
                 found.pop(name, None)

@@ -103,16 +103,22 @@ def merged(
         StateError: what is stored is damaged, or cannot be gone on with.
     """
 
-    def ready(bucket: Bucket) -> None:
+    def goes_on(bucket: Bucket) -> bool:
         bucket.plan = plan
+        return bucket.steps >= plan.folded_steps
 
-    return run(variables, plan.id, number, fresh, batch, chunks, ready=ready, **kept)
+    def is_due(bucket: Bucket, stored: int) -> bool:
+        return stored < plan.due <= bucket.steps
+
+    return run(
+        variables, plan.id, number, fresh, batch, chunks, goes_on=goes_on, is_due=is_due, **kept
+    )
 
 
 def fresh(work: Work, number: int) -> Bucket:
     """The bucket as it is before the first batch."""
     bucket = Bucket(work.topology, work.plan, number)
-    if (origin := work.plan.adopted) is not None:
+    if (origin := work.plan.adopted) is not None and work.plan.folded is None:
         chunks = chunks_of(Path(origin.path), number, origin.digests[number])
         bucket.adopt(chunks, 1, foreign=True)
     return bucket

@@ -8,8 +8,24 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.io.places import located
+from lmerge_service.spark.state import steps_of
 
-__all__ = ("StoredVariables",)
+__all__ = ("StoredVariables", "carried_steps")
+
+
+def carried_steps(spark: SparkSession, checkpoint: str) -> dict[int, int]:
+    """By key of a bucket that has a snapshot, how many of the plan's steps that has carried out, as
+    of the last complete batch; one must be complete.
+
+    Raises:
+        StateError: the state is damaged, or of another version.
+    """
+    _ = spark.streams  # starts what reads state, in a session that has run no query yet
+    path = located(checkpoint)
+    with spark_errors(f"reading {path}"):
+        heads = spark.read.format("statestore").option("stateVarName", "head").load(path)
+        rows = heads.select("key.bucket", "value.data").collect()
+    return {row["bucket"]: steps_of(bytes(row["data"])) for row in rows}
 
 
 class StoredVariables:

@@ -280,6 +280,45 @@ def test_a_replica_is_attached_and_another_detached_from_a_batch_on() -> None:
     assert set(running.bucket.state.merge.inputs) == {"b", "c"}
 
 
+def test_a_worker_that_has_missed_a_batch_merges_it_by_the_steps_of_then() -> None:
+    """Also by those that it has not met yet."""
+    topology, widths = topology_of("ab"), {"a": 1, "b": 1, "c": 1}
+    plan, ledger = planned(topology, widths)
+    running = Running(topology, plan)
+    running.batch({("t.a", 0): records_of(A), ("t.b", 0): records_of(A)})
+    running.go_on(decided(plan, ledger, widths, Attach({"name": "c", "topic": "t.c"}), batch=1))
+    one, running.cache = running.cache, fresh_cache()
+    assert running.batch({("t.c", 0): records_of(B)}) == [in_bytes(B)]
+    running.cache = one
+    assert running.batch({("t.b", 0): records_of(B, start=1)}) == [], "it is out already"
+
+
+def test_a_bucket_goes_on_from_its_state_when_the_steps_before_are_folded() -> None:
+    """As it does with all steps; a worker whose bucket is older, or that has none, begins with what
+    is stored."""
+    topology, widths = topology_of("ab"), {"a": 1, "b": 1, "c": 1, "d": 1}
+    plan, ledger = planned(topology, widths)
+    running, old = Running(topology, plan), fresh_cache()
+    running.batch({("t.a", 0): records_of(A), ("t.b", 0): records_of(A)})
+    running.cache, old = fresh_cache(), running.cache
+    attach = Attach({"name": "c", "topic": "t.c"})
+    plan = decided(plan, ledger, widths, attach, Detach("b"), batch=1).with_due()
+    running.go_on(plan)
+    assert running.batch({("t.c", 0): records_of(B)}) == [in_bytes(B)]
+    plan = decided(plan, ledger, widths, Attach({"name": "d", "topic": "t.d"}), batch=2)
+    whole, plan = plan, plan.fold(topology, 7)
+    memory, later = running.memory, {("t.d", 0): records_of(A, C), ("t.b", 0): records_of(C)}
+    for each, cache in [(whole, fresh_cache()), (plan, fresh_cache()), (plan, old)]:
+        running.go_on(each)
+        running.memory, running.cache, running.next = memory.copy(), cache, 2
+        assert running.batch(later) == [in_bytes(C)]
+        assert set(running.bucket.state.merge.inputs) == {"a", "c", "d"}
+        assert running.bucket.ledger.state() == ledger.state()
+    running.memory, running.cache = Memory(), fresh_cache()
+    with pytest.raises(StateError, match="it has no state of bucket 0, and the plan begins at st"):
+        running.batch(later)
+
+
 def test_a_topic_is_dropped_before_it_is_begun_once_more() -> None:
     topology, widths = topology_of("ab"), {"a": 1, "b": 1}
     plan, ledger = planned(topology, widths)

@@ -29,7 +29,7 @@ from lmerge_service.kafka.topics import Topics
 from lmerge_service.merge.decisions.records import Attach, Detach, Quarantine, Release
 from lmerge_service.merge.state_file import export_to
 from lmerge_service.reader.read_merged import read_merged
-from lmerge_service.spark.merge.handover import last_batch
+from lmerge_service.spark.merge.handover import hand_over, last_batch, states_of
 from lmerge_service.spark.merge.job import JobSettings, MergeJob
 from lmerge_service.spark.merge.keys import hash_of_int
 from lmerge_service.spark.merge.plan import MergePlan
@@ -278,6 +278,42 @@ def begun(merge: Merge) -> list[str]:
 
 def gone(merge: Merge) -> set[str]:
     return {name for step in plan_of(merge).steps for name in step.gone}
+
+
+@pytest.mark.full
+def test_a_plan_is_folded_when_all_buckets_have_stored_what_its_steps_made(
+    spark: SparkSession, bootstrap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replicas come and go, with a job for each decision; the checkpoint goes on, is handed over,
+    and a worker ends the merge."""
+    monkeypatch.setattr("lmerge_service.spark.merge.job._MOST_STEPS", 2)
+    merge, parts, steps = merge_of(bootstrap, tmp_path), 7, []
+    lives = logical(300, seed=11)
+    streams = replica_streams(lives, seed=11)
+
+    def publish(part: int) -> None:
+        for name in "ab":
+            size = -(-len(streams[name]) // parts)
+            merge.publish(name, streams[name][part * size : (part + 1) * size])
+
+    merge.publish("c", streams["c"][:100])
+    for part in range(parts - 1):
+        publish(part)
+        if part:
+            c = {"name": "c", "topic": merge.topics["c"]}
+            decided(merge, Detach("c") if part % 2 else Attach(c))
+        job_of(merge).run(spark)
+        steps.append(len(plan_of(merge).steps))
+    plan, topology = plan_of(merge), load(merge.path)
+    assert plan.folded_steps >= 3, steps
+    assert max(steps) <= 4, steps
+    assert plan.count >= parts - 1
+    cluster, checkpoint = Cluster(connection_of(topology.kafka)), checkpoint_of(merge)
+    asyncio.run(hand_over(topology, cluster, states_of(spark, topology, checkpoint), checkpoint))
+    with merge.worker() as worker:
+        publish(parts - 1)
+        worker.wait_until_ended()
+    assert merge.output_is(meaning(lives))
 
 
 def test_spark_puts_each_bucket_where_it_belongs(spark: SparkSession) -> None:

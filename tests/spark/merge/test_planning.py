@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from lmerge_service.config.topology import Topology
@@ -148,6 +149,35 @@ def test_a_batch_that_is_planned_anew_goes_by_the_steps_of_then() -> None:
     again = plan.unplanned(3)
     assert [*again.topics_at(3)] == ["t.b"]
     assert again.with_step(PlanStep(3, [], {}, {}, {}, {})).topics_at(3) == {}
+
+
+def test_steps_that_are_folded_come_to_the_same() -> None:
+    """In the file, too: what is read with a batch, from where, what is lost, what was decided."""
+    widths = {"a": 1, "b": 1, "c": 2}
+    plan, ledger = batches.planned(topology(), widths)
+    known = ["t.a", "t.b"]
+    attach = Attach({"name": "c", "topic": "t.c"})
+    plan = batches.decided(plan, ledger, widths, attach, batch=2, known=known)
+    gone = batches.seen_of(widths)
+    gone.beginnings[TopicPartition("t.b", 0)] = 7  # type: ignore[index]
+    lost = step(plan, ledger, gone, read(3, a={0: 0}, b={0: 6}, c={0: 0, 1: 0}))
+    assert lost is not None
+    plan = plan.with_step(lost).with_due()
+    plan = batches.decided(plan, ledger, widths, Detach("a"), batch=5, known=[*known, "t.c"])
+    folded = msgspec.json.decode(msgspec.json.encode(plan.fold(topology(), 7)), type=MergePlan)
+    assert (folded.folded_steps, len(folded.steps), folded.count) == (3, 1, plan.count)
+    for batch in (3, 4, 5, 9):
+        assert folded.topics_at(batch) == plan.topics_at(batch)
+    assert (folded.starts(), folded.lost()) == (plan.starts(), plan.lost())
+    assert "b" in folded.lost()
+    for steps in (3, 4):
+        one, other = (each.ledger(topology(), steps) for each in (plan, folded))
+        assert (one.offset, one.state()) == (other.offset, other.state())
+    assert other.offset == ledger.offset, "the next record of the log is the next one"
+    with pytest.raises(StateError, match="has the state of step 2, and the plan begins at step 3"):
+        folded.behind(2)
+    twice = batches.decided(folded.with_due(), ledger, widths, Detach("c"), batch=6)
+    assert twice.fold(topology(), 8).ledger(topology(), 5).state() == ledger.state()
 
 
 # --- Spark's own files --------------------------------------------------------------------------
