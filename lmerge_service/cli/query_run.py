@@ -80,6 +80,12 @@ def run(
         default=1 << 30,
         panel=_LIMITS,
     ),
+    replay: bool = flag(
+        "Keep of windows over facts nothing but the facts, and compute them anew: less memory for "
+        "more work.",
+        "--replay",
+        panel=_LIMITS,
+    ),
     max_record_bytes: int = option(
         "BYTES", "The largest record of an input.", min=64, default=1 << 20, panel=_LIMITS
     ),
@@ -99,6 +105,7 @@ def run(
     """
     import asyncio
 
+    from lmerge_service.queries.physical import replayed
     from lmerge_service.queries.properties import partition_columns
     from lmerge_service.replicas.request import ReplicaRequest
     from lmerge_service.replicas.serving import run_replica
@@ -108,7 +115,7 @@ def run(
     request = ReplicaRequest(
         name=planned.target.target,
         query=query.plan,
-        plan=planned.physical(query),
+        plan=replayed(planned.physical(query)) if replay else planned.physical(query),
         columns=partition_columns(query.plan),
         number=str(planned.plan),
         connection=kafka.connection(),

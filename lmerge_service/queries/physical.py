@@ -35,6 +35,7 @@ Invariants
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any, Final, TypeAlias, get_args
 from typing import Literal as OneOf
@@ -75,6 +76,7 @@ from lmerge_service.queries.operators.stateless import FlatMap, Project, Select
 from lmerge_service.queries.operators.union import Union
 from lmerge_service.queries.plan import Query
 from lmerge_service.queries.ranking import TopGroups
+from lmerge_service.queries.replay.replayed_windows import ReplayedWindows
 from lmerge_service.queries.rows import Kind, RefusalReason, Row, Schema, described, taken
 from lmerge_service.queries.trees import Name, Tree, inferred
 
@@ -86,6 +88,7 @@ __all__ = (
     "build",
     "levels",
     "physical",
+    "replayed",
     "window_plans",
 )
 
@@ -93,10 +96,11 @@ Emit: TypeAlias = OneOf["on_update", "ordered", "on_watermark", "on_close"]
 """When an operator emits."""
 
 
-WindowPlan: TypeAlias = OneOf["grid", "panes", "expand"]
+WindowPlan: TypeAlias = OneOf["grid", "panes", "expand", "replay"]
 """How windows of a grid aggregate: each by itself; facts into panes, which are merged into windows
-when these are computed: cheaper where many windows overlap and emit on close; or an event for each
-window of each event, and a snapshot aggregate of these."""
+when these are computed: cheaper where many windows overlap and emit on close; an event for each
+window of each event, and a snapshot aggregate of these; or with no state but the facts, packed,
+from which each batch computes its windows anew: little memory for more work."""
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -112,10 +116,11 @@ class Choice(msgspec.Struct, frozen=True):
 
 _WindowsEmit: TypeAlias = OneOf["on_update", "on_watermark", "on_close"]
 _AS_THE_PLAN: Final = Choice()
-_NO_PLAN: Final = "there are no windows {0.windows!r}; there is grid, panes, expand"
+_NO_PLAN: Final = "there are no windows {0.windows!r}; there is grid, panes, expand, replay"
 _NO_WINDOWS: Final = {
     "panes": "panes are for aggregates in windows over events of length 1, not for {1}",
     "expand": "expand is for aggregates in windows over events that end, not for {1}",
+    "replay": "replay is for aggregates in windows over events of length 1, not for {1}",
 }
 _GROUP: Final = "group"
 """The source of a plan that is applied to each group."""
@@ -184,10 +189,29 @@ def window_plans(node: Node) -> tuple[WindowPlan, ...]:
         return ("grid",)
     match logical.longest(node.of):
         case 1:
-            return ("grid", "panes", "expand")
+            return ("grid", "panes", "expand", "replay")
         case endless if endless == INFINITY:
             return ("grid",)
     return ("grid", "expand")
+
+
+def replayed(plan: PhysicalPlan) -> PhysicalPlan:
+    """The plan, but with windows that keep nothing but their facts wherever they can.
+
+    Raises:
+        ConfigurationError: it has no such windows.
+    """
+    chosen = dict(plan.choices)
+    windowed = [node for node in logical.nodes(plan.plan) if "replay" in window_plans(node)]
+    if not windowed:
+        raise ConfigurationError(
+            "there is nothing to replay: that is for aggregates in windows over events of length 1"
+        )
+    for node in windowed:
+        choice = chosen.get(node, _AS_THE_PLAN)
+        chosen[node] = msgspec.structs.replace(choice, windows="replay")
+    in_order = [(node, chosen[node]) for node in logical.nodes(plan.plan) if node in chosen]
+    return PhysicalPlan(plan.plan, plan.emit, tuple(in_order))
 
 
 def levels(node: Node) -> tuple[Emit, ...]:
@@ -388,6 +412,10 @@ class _Builder:
         assert isinstance(function, aggregates.Aggregate)
         if windows == "panes":
             return (PaneWindows(cells, function, key=key, row=row, emit=emit),)
+        if windows == "replay":
+            of = PaneWindows if cells.hop < cells.size and function.mergeable else grids.GridWindows
+            begin = partial(of, cells, function, key=key, row=row, emit="on_close")
+            return (ReplayedWindows(cells, begin, emit=emit),)
         return expanded(cells, function, key=key, row=row, emit=emit)
 
     def _function(

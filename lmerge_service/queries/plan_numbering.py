@@ -109,7 +109,9 @@ def _of_several_levels(query: Query) -> Iterator[PhysicalPlan]:
 
 def _window_plans(query: Query) -> Iterator[dict[Node, WindowPlan]]:
     windowed = [node for node in logical.nodes(query.plan) if len(window_plans(node)) > 1]
-    for each in product(*map(window_plans, windowed)):
+    # to replay is asked for where memory is short (`replayed`): as a rule it is dear
+    offered = ([each for each in window_plans(node) if each != "replay"] for node in windowed)
+    for each in product(*offered):
         yield dict(zip(windowed, each, strict=True))
 
 

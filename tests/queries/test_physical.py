@@ -105,14 +105,14 @@ def test_windows_are_expanded_only_where_events_end() -> None:
     """An event without end would be an event for infinitely many windows."""
     windows = tumbling(60)
     forms = [
-        (flights.windows(windows).aggregate(n=count()), ("grid", "panes", "expand")),
+        (flights.windows(windows).aggregate(n=count()), ("grid", "panes", "expand", "replay")),
         (live.at_most(9).windows(windows).aggregate(n=count()), ("grid", "expand")),
         (live.windows(windows).aggregate(n=count()), ("grid",)),
         (live, ("grid",)),
     ]
     for query, wanted in forms:
         assert window_plans(query.plan) == wanted
-        for form in ("grid", "panes", "expand"):
+        for form in ("grid", "panes", "expand", "replay"):
             if form in wanted:
                 physical(query, choices={query: Choice(windows=form)}).begin()
             else:

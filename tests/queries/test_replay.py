@@ -29,10 +29,11 @@ from lmerge_service.queries.replay.archive import (
     MemoryStore,
     events_of,
 )
+from lmerge_service.queries.replay.difference import difference
 from lmerge_service.queries.replay.direct import Kept, answered
 from lmerge_service.queries.replay.lineage import NUMBER, placing_columns, with_lineage
 from lmerge_service.queries.replay.reach import has_reach, reach
-from lmerge_service.queries.replay.revising import Reviser, Revision, computed, difference
+from lmerge_service.queries.replay.revising import Reviser, Revision, computed
 from tests.queries.composed import SOURCES, drawn, waits
 from tests.queries.replay_runs import (
     Events,

@@ -29,6 +29,7 @@ from lmerge_service.queries.replay.archive import (
     BucketArchive,
     MemoryStore,
 )
+from lmerge_service.queries.replay.difference import difference
 from lmerge_service.queries.replay.direct import Kept, answered
 from lmerge_service.queries.replay.lineage import (
     Interval,
@@ -43,7 +44,6 @@ from lmerge_service.queries.replay.revising import (
     Revision,
     RevisionKind,
     computed,
-    difference,
 )
 from tests.queries.vectors import cases, vectors
 

@@ -275,6 +275,11 @@ class BucketArchive:
         return self._horizon
 
     @property
+    def unwritten(self) -> tuple[Archived, ...]:
+        """What is in no bucket yet."""
+        return tuple(self._open)
+
+    @property
     def next(self) -> int:
         """The number behind all that a crash would leave: from there on events are to be appended
         once more; 0 if there is none."""

@@ -42,6 +42,7 @@ from lmerge_service.queries.netting import Data, net_change
 from lmerge_service.queries.physical import PhysicalPlan, physical
 from lmerge_service.queries.properties import partition_columns
 from lmerge_service.queries.replay.archive import Archived, BucketArchive, events_of
+from lmerge_service.queries.replay.difference import Events, difference
 from lmerge_service.queries.replay.lineage import (
     Interval,
     intervals_of,
@@ -54,18 +55,14 @@ from lmerge_service.queries.replay.lineage import (
 from lmerge_service.queries.replay.reach import Reach, reach
 
 __all__ = (
-    "Events",
     "Reviser",
     "Revision",
     "RevisionKind",
     "Technique",
     "computed",
-    "difference",
 )
 
 Technique: TypeAlias = Literal["all", "minimal"]
-Events: TypeAlias = Mapping[tuple[Any, int, int], int]
-"""How often each event (payload, vs, ve) is there."""
 
 _BATCH: Final = 10_000
 """So many events are computed at once."""
@@ -117,16 +114,6 @@ class Revision(msgspec.Struct, frozen=True):
         if self.new is not None:
             found.append(self.new)
         return found
-
-
-def difference(old: Events, new: Events) -> list[Data]:
-    """The elements that turn one multiset of events into another: what is in both is left out."""
-    changes: list[Data] = []
-    for (payload, vs, ve), times in (Counter(old) - Counter(new)).items():
-        changes += [Adjust(payload, vs, ve, vs)] * times
-    for (payload, vs, ve), times in (Counter(new) - Counter(old)).items():
-        changes += [Insert(payload, vs, ve)] * times
-    return net_change(changes)
 
 
 def computed(plan: PhysicalPlan, given: Mapping[str, Events]) -> Counter[tuple[Any, int, int]]:
