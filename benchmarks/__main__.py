@@ -39,6 +39,7 @@ from benchmarks import (
     spark,
     spark_audit,
     spark_merge,
+    speculation,
 )
 from benchmarks.migration_ways import Example
 from benchmarks.sizes import TINY, Sizes
@@ -72,7 +73,7 @@ def main() -> None:
         dest="what",
         metavar="figures | availability | forward | drills | policies | service | soak | rolling | "
         "kill-loop | jumpstart | control-log | spark | spark-merge | generated | queries | "
-        "replicas | migration | engine",
+        "replicas | migration | speculation | engine",
     )
     _add_engine(what)
     _add_figures(what)
@@ -92,6 +93,7 @@ def main() -> None:
     _add_queries(what)
     _add_replicas(what)
     _add_migration(what)
+    _add_speculation(what)
     options = parser.parse_args()
     if options.what == "policies":
         _run_policies(options.events, options.json, options.out)
@@ -160,6 +162,9 @@ def main() -> None:
         played = migration.run(options.runs, Example(rate=options.rate))
         migration.measure(played, report)
         migration.draw(played, options.out)
+    elif options.what == "speculation":
+        options.out.mkdir(parents=True, exist_ok=True)  # before the long work, not after it
+        speculation.run(options.readings, report, options.out)
     elif options.what == "engine":
         from benchmarks import engine  # which may not be installed
 
@@ -236,6 +241,13 @@ def _add_migration(what: _Subparsers) -> None:
     of_migration.add_argument("--rate", type=int, default=100, help="elements a second (100)")
     of_migration.add_argument("--json", action="store_true", help="print JSON")
     of_migration.add_argument("--out", type=Path, default=Path("docs/figures"), help="for the SVG")
+
+
+def _add_speculation(what: _Subparsers) -> None:
+    levels = what.add_parser("speculation", help="output, latency and state by level and disorder")
+    levels.add_argument("--readings", type=int, default=4_000, help="readings (4,000)")
+    levels.add_argument("--json", action="store_true", help="print JSON")
+    levels.add_argument("--out", type=Path, default=Path("docs/figures"), help="for the SVG")
 
 
 def _add_queries(what: _Subparsers) -> None:

@@ -30,13 +30,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
+from benchmarks.instants import difference
 from benchmarks.migration_ways import RESUMED, SECOND, STEP, WAYS, Example
 from lmerge_service.elements import START, Element, Insert, Stable
 from lmerge_service.tdb import TDB, reconstitute
 
-__all__ = ("DEATHS", "Played", "difference", "draw", "measure", "play", "run")
+__all__ = ("DEATHS", "Played", "draw", "measure", "play", "run")
 
 Report: TypeAlias = "Callable[[str, str, Sequence[float]], None]"
 
@@ -109,31 +110,6 @@ def play(way: str, example: Example, dies: str | None = None) -> Played:
     return played
 
 
-def difference(played: Played, right: Played) -> tuple[float, float]:
-    """Result time that is missing, and too much, as parts of what is right."""
-    missing = extra = whole = 0
-    found, wanted = _changes(played.result), _changes(right.result)
-    for payload in found.keys() | wanted.keys():
-        times = sorted(found[payload].keys() | wanted[payload].keys())
-        have = want = 0
-        for at, until in pairwise(times):
-            have += found[payload][at]
-            want += wanted[payload][at]
-            missing += max(want - have, 0) * (until - at)
-            extra += max(have - want, 0) * (until - at)
-            whole += want * (until - at)
-    return missing / whole, extra / whole
-
-
-def _changes(tdb: TDB) -> defaultdict[Any, Counter[int]]:
-    """Per payload by how many there are more, at which time."""
-    changes: defaultdict[Any, Counter[int]] = defaultdict(Counter)
-    for payload, vs, ve in tdb:
-        changes[payload][vs] += 1
-        changes[payload][ve] -= 1
-    return changes
-
-
 def run(runs: int, example: Example) -> dict[tuple[str, str | None], list[Played]]:
     """All ways, as often, in turns; each also with the death of either plan, once."""
     played: defaultdict[tuple[str, str | None], list[Played]] = defaultdict(list)
@@ -160,7 +136,7 @@ def measure(all_played: Mapping[tuple[str, str | None], Sequence[Played]], repor
         report(f"{name}: longest silence, from {since / SECOND:g} s", "s", [silent / SECOND])
         report(f"{name}: most events in a second", "", [max(n for _, n in _after(played))])
         report(f"{name}: stable behind, most", "s", [max(n for _, n in played.behind) / SECOND])
-        missing, extra = difference(played, right)
+        missing, extra = difference(played.result, right.result)
         report(f"{name}: missing", "%", [100 * missing])
         report(f"{name}: too much", "%", [100 * extra])
         if dies is None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.migration import DEATHS, Played, difference, draw, measure, play, run
+from benchmarks.instants import difference
+from benchmarks.migration import DEATHS, Played, draw, measure, play, run
 from benchmarks.migration_ways import RESUMED, SECOND, WAYS, Example, joins
 from benchmarks.parallel_track import ParallelTrack
 from lmerge_service.elements import INFINITY, Element, Insert, Stable
@@ -68,7 +69,7 @@ def test_the_example_is_what_its_plans_mean() -> None:
 def test_genmig_is_done_a_window_after_it_began() -> None:
     played = _played("GenMig")
     assert played.done == 30 * SECOND
-    assert difference(played, _played("uninterrupted")) == (0, 0)
+    assert difference(played.result, _played("uninterrupted").result) == (0, 0)
     assert max(behind for _, behind in played.behind) == 0
     assert played.silence()[1] < SECOND
 
@@ -81,7 +82,7 @@ def test_a_parallel_track_is_silent_for_a_window_and_then_bursts() -> None:
     assert events[39] > 5 * max(events[second] for second in range(10, 30))
     since, silent = played.silence()
     assert (since // SECOND, silent >= 10 * SECOND) == (29, True)
-    assert difference(played, _played("uninterrupted")) == (0, 0)
+    assert difference(played.result, _played("uninterrupted").result) == (0, 0)
 
 
 @pytest.mark.full
@@ -89,7 +90,7 @@ def test_a_parallel_track_is_silent_for_a_window_and_then_bursts() -> None:
 def test_each_way_ends_when_it_should_with_what_is_right(way: str) -> None:
     played = _played(way)
     assert played.done == (20 + DONE[way]) * SECOND
-    assert difference(played, _played("uninterrupted")) == (0, 0)
+    assert difference(played.result, _played("uninterrupted").result) == (0, 0)
     if way != "Parallel Track":
         assert played.per_second() == _played("uninterrupted").per_second()
 
@@ -100,7 +101,9 @@ def test_what_is_lost_with_a_plan_that_dies_midway() -> None:
     nothing happens once both are joined. An output of which the stable stays waits for good."""
     lost = {
         (way, dies): (
-            round(100 * difference(_played(way, dies), _played("uninterrupted"))[0], 1),
+            round(
+                100 * difference(_played(way, dies).result, _played("uninterrupted").result)[0], 1
+            ),
             _played(way, dies).behind[-1][1] // SECOND,
         )
         for way in DONE
@@ -123,7 +126,7 @@ def test_what_is_lost_with_a_plan_that_dies_midway() -> None:
 @pytest.mark.full
 def test_a_query_that_is_resumed_has_lost_nothing() -> None:
     played = _played(RESUMED, "new")
-    assert difference(played, _played("uninterrupted")) == (0, 0)
+    assert difference(played.result, _played("uninterrupted").result) == (0, 0)
     assert 2 * SECOND <= played.silence()[1] < 3 * SECOND
 
 
