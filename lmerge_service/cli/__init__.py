@@ -35,6 +35,7 @@ from lmerge_service.cli import (
     present,
     publish,
     query,
+    query_correct,
     query_feed,
     query_run,
     query_spark,
@@ -102,7 +103,8 @@ for panel, commands in _COMMANDS.items():
     for each in commands:
         app.command(rich_help_panel=panel)(each)
 for each in (
-    query_run.run, query_spark.spark, query_feed.feed, selection.readings, selection.select,
+    query_run.run, query_correct.correct, query_spark.spark, query_feed.feed, selection.readings,
+    selection.select,
 ):  # fmt: skip
     query.app.command()(each)
 app.add_typer(query.app, name="query", rich_help_panel=_KAFKA)

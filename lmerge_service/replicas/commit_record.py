@@ -15,7 +15,7 @@ Invariants
         begins anew.
 """
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -24,6 +24,7 @@ from lmerge_service.errors import StateError
 from lmerge_service.merge.commit_record import SnapshotPlace
 
 __all__ = (
+    "Correction",
     "InputCheckpoint",
     "InputPartition",
     "OutputPartition",
@@ -72,6 +73,19 @@ class OutputPartition(msgspec.Struct, frozen=True, array_like=True):
     """Its stable point."""
 
 
+class Correction(msgspec.Struct, frozen=True, array_like=True):
+    """A revision of a source's facts; events as (row, vs, ve): what was there, and what is."""
+
+    source: str
+    old: tuple[tuple[Any, ...], int, int] | None
+    new: tuple[tuple[Any, ...], int, int] | None
+
+    @property
+    def start(self) -> int:
+        """The least start of its events."""
+        return min(vs for each in (self.old, self.new) if each is not None for vs in (each[1],))
+
+
 class ReplicaCommit(msgspec.Struct, frozen=True, kw_only=True):
     """Where a replica stands with one transaction."""
 
@@ -93,6 +107,8 @@ class ReplicaCommit(msgspec.Struct, frozen=True, kw_only=True):
     """Of the feedback: what ends before it is left out."""
     snapshots: tuple[SnapshotPlace, ...] = ()
     """The latest first."""
+    corrections: tuple[Correction, ...] = ()
+    """Of its facts (`correcting`), in the order in which they were made."""
 
     @property
     def has_ended(self) -> bool:

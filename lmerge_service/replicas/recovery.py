@@ -43,12 +43,14 @@ from lmerge_service.queries import logical
 from lmerge_service.queries.live_events import LiveEvents
 from lmerge_service.queries.properties import required_history
 from lmerge_service.replicas.commit_record import (
+    Correction,
     InputCheckpoint,
     InputPartition,
     OutputPartition,
     ReplicaCommit,
     state_topic,
 )
+from lmerge_service.replicas.corrections import CorrectedFacts
 from lmerge_service.replicas.inputs import QueryInput, input_of
 from lmerge_service.replicas.output_reader import OutputReader
 from lmerge_service.replicas.own_output import OwnOutput, read_on, read_whole
@@ -118,7 +120,7 @@ class QueryRecovery:
     # --- from nothing ---------------------------------------------------------------------------
 
     async def _begin(self, start: Anew) -> Recovered:
-        inputs, partitions = self._inputs(), self._partitions()
+        inputs, partitions = self._inputs(start.corrections), self._partitions()
         begins = {
             name: await self._first_offsets(name, start.since or START) for name in self.widths
         }
@@ -139,6 +141,7 @@ class QueryRecovery:
             },
             output=tuple(OutputPartition(ends[place], 0, 0, START) for place in places),
             point=START,
+            corrections=start.corrections,
         )
         return Recovered(inputs, partitions, commit, [[] for _ in places])
 
@@ -167,7 +170,7 @@ class QueryRecovery:
         inputs, partitions, outputs = await self._restored(commit)
         restored = inputs is not None
         if inputs is None:
-            inputs, partitions = self._inputs(), self._partitions()
+            inputs, partitions = self._inputs(commit.corrections), self._partitions()
             begun = {n: [p.begins for p in each.partitions] for n, each in commit.inputs.items()}
             if commit.joining_at != START:
                 partitions.skip_before(commit.joining_at)
@@ -200,7 +203,8 @@ class QueryRecovery:
         inputs: there is none."""
         place = TopicPartition(state_topic(self.request.to), 0)
         for each in commit.snapshots:
-            inputs, partitions, opened = self._inputs(), self._partitions(), OpenedSnapshot()
+            inputs, partitions = self._inputs(commit.corrections), self._partitions()
+            opened = OpenedSnapshot()
             try:
                 await read_snapshot(self.source, place, each, opened)
                 then = opened.restore(inputs, partitions)
@@ -297,7 +301,8 @@ class QueryRecovery:
     # --- from the output alone ------------------------------------------------------------------
 
     async def _resume(self, commit: ReplicaCommit | None) -> Recovered:
-        inputs, partitions = self._inputs(), self._partitions()
+        corrections = () if commit is None else commit.corrections
+        inputs, partitions = self._inputs(corrections), self._partitions()
         held = None if commit is None else await self._saved_output(commit)
         held = held or await self._read_whole()
         if held is None:
@@ -335,6 +340,7 @@ class QueryRecovery:
                 )
             ),
             point=point,
+            corrections=corrections,
         )
         return Recovered(inputs, partitions, known, first, self.replayed)
 
@@ -417,12 +423,17 @@ class QueryRecovery:
 
     # --- what all need --------------------------------------------------------------------------
 
-    def _inputs(self) -> dict[str, QueryInput]:
+    def _inputs(self, corrections: Sequence[Correction] = ()) -> dict[str, QueryInput]:
         headroom = logical.headroom(self.request.query)
-        return {
-            name: input_of(source, self.request.topic_of(name), self.widths[name], headroom)
-            for name, source in self.request.sources.items()
-        }
+        found: dict[str, QueryInput] = {}
+        for name, source in self.request.sources.items():
+            topic, width = self.request.topic_of(name), self.widths[name]
+            mine = [each for each in corrections if each.source == name]
+            if mine and isinstance(source, logical.Source):
+                found[name] = CorrectedFacts(source, topic, width, headroom, mine)
+            else:
+                found[name] = input_of(source, topic, width, headroom)
+        return found
 
     def _partitions(self) -> Partitions:
         return Partitions(self.request.plan, self.width, self.request.columns, self.clock)

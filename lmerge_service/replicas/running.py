@@ -109,7 +109,7 @@ class QueryReplica:
         """
         # mistakes are found before anything is made, and before anybody is fenced
         self._check_partitions(self.request.partitions)
-        widths, ids, width = await self._prepare()
+        widths, ids, width = await self.prepare()
         self._check_partitions(width)
         found = await preview(self.request, widths)
         if found is not None and found.commit.has_ended:
@@ -154,8 +154,13 @@ class QueryReplica:
         """Raises ConfigurationError: the plan has a mistake, or cannot be divided."""
         Partitions(self.request.plan, width, self.request.columns)
 
-    async def _prepare(self) -> tuple[dict[str, int], dict[str, str | None], int]:
-        """The widths and ids of the inputs' topics; makes those of the output."""
+    async def prepare(self) -> tuple[dict[str, int], dict[str, str | None], int]:
+        """The widths and ids of the inputs' topics, and the width of the output's, which are made.
+
+        Raises:
+            ConfigurationError: an input's topic is missing, or the state topic is not compact.
+            TransportError: Kafka cannot be reached, or refuses.
+        """
         request = self.request
         names = {name: request.topic_of(name) for name in request.sources}
         wanted = [*names.values()]

@@ -19,7 +19,9 @@ What happens on a crash: nothing is written here.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.errors import ConfigurationError, StateError
@@ -30,10 +32,19 @@ from lmerge_service.merge.commit_record import COMMIT_KEY
 from lmerge_service.queries import logical
 from lmerge_service.queries.properties import joining_at
 from lmerge_service.replicas.beginnings import present_watermark
-from lmerge_service.replicas.commit_record import ReplicaCommit, state_topic
+from lmerge_service.replicas.commit_record import Correction, ReplicaCommit, state_topic
 from lmerge_service.replicas.request import ReplicaRequest
 
-__all__ = ("Anew", "Continue", "Resume", "Start", "decide", "preview")
+__all__ = (
+    "Anew",
+    "Continue",
+    "Resume",
+    "Start",
+    "check_same",
+    "decide",
+    "last_commit",
+    "preview",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +54,7 @@ class Anew:
     incarnation: int
     joining_at: int
     since: int | None
+    corrections: tuple[Correction, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +83,10 @@ async def preview(request: ReplicaRequest, widths: Mapping[str, int]) -> Continu
         StateError: its state cannot be read.
         TransportError: Kafka cannot be reached, or refuses.
     """
-    commit = await _last_commit(request, settled=False)
+    commit = await last_commit(request, settled=False)
     if commit is None or _begins_anew(request, commit):
         return None
-    _check_same(request, commit, widths)
+    check_same(request, commit, widths)
     return Continue(commit)
 
 
@@ -86,13 +98,17 @@ async def decide(request: ReplicaRequest, widths: Mapping[str, int], partitions:
         StateError: there is no state to go on from.
         TransportError: Kafka cannot be reached, or refuses.
     """
-    commit = await _last_commit(request, settled=True)
+    commit = await last_commit(request, settled=True)
     if commit is None:
         return await _without_state(request, widths, partitions)
     if _begins_anew(request, commit):
-        return await _anew(request, widths, partitions, commit.incarnation)
-    _check_same(request, commit, widths)
+        return await _anew(request, widths, partitions, commit)
+    check_same(request, commit, widths)
     same = commit.plan == request.plan.fingerprint
+    if not same and not any(each.records for each in commit.output):
+        # nothing is published yet in this incarnation: any plan may begin it
+        commit = msgspec.structs.replace(commit, plan=request.plan.fingerprint, snapshots=())
+        return Continue(commit)
     return Continue(commit) if same or commit.has_ended else Resume(commit)
 
 
@@ -101,9 +117,14 @@ def _begins_anew(request: ReplicaRequest, commit: ReplicaCommit) -> bool:
     return request.rejoin or other
 
 
-async def _last_commit(request: ReplicaRequest, *, settled: bool) -> ReplicaCommit | None:
-    """`settled`: nothing that is open is left out; a transaction of a process that was killed stays
-    open until the next owner ends it."""
+async def last_commit(request: ReplicaRequest, *, settled: bool) -> ReplicaCommit | None:
+    """The last commit record. `settled`: nothing that is open is left out; a transaction of a
+    process that was killed stays open until the next owner ends it.
+
+    Raises:
+        StateError: it is of something else, or of another version.
+        TransportError: Kafka cannot be reached, or refuses.
+    """
     place = TopicPartition(state_topic(request.to), 0)
     async with Source(request.connection) as source:
         end = (await (source.settled([place]) if settled else source.ends([place])))[place]
@@ -116,8 +137,11 @@ async def _last_commit(request: ReplicaRequest, *, settled: bool) -> ReplicaComm
         raise StateError(f"{place.topic}, offset {record.offset}: {error}") from error
 
 
-def _check_same(request: ReplicaRequest, commit: ReplicaCommit, widths: Mapping[str, int]) -> None:
-    """It is of this query, and of these inputs."""
+def check_same(request: ReplicaRequest, commit: ReplicaCommit, widths: Mapping[str, int]) -> None:
+    """
+    Raises:
+        ConfigurationError: the record is of another query, or of other inputs.
+    """
     if commit.query != request.fingerprint:
         raise ConfigurationError(
             f"{request.to} has the elements of another query than {request.name}: choose another "
@@ -152,10 +176,13 @@ async def _without_state(
 
 
 async def _anew(
-    request: ReplicaRequest, widths: Mapping[str, int], partitions: int, known: int
+    request: ReplicaRequest, widths: Mapping[str, int], partitions: int, known: ReplicaCommit
 ) -> Anew:
     tail = await tails(request.connection, request.to, partitions)
-    return await _begin(request, widths, tail, max(known + 1, next_incarnation(tail)))
+    incarnation = max(known.incarnation + 1, next_incarnation(tail))
+    begun = await _begin(request, widths, tail, incarnation)
+    same = known.query == request.fingerprint
+    return replace(begun, corrections=known.corrections if same else ())
 
 
 async def _begin(
