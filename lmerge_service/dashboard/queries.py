@@ -1,27 +1,40 @@
-"""A replica that is a `lmerge query` run, as the dashboard shows it: its plan, and how much passes
-each operator.
+"""A replica that is a `lmerge query` run, as the dashboard shows it: its plan, a line for each
+node, and how much passes the operators that compute it.
+
+Theory
+    A node is computed by one operator or a chain of some; a node that feeds several has several
+    lines, with the same numbers. What goes into a chain goes into its first, and what it emits its
+    last. Facts have no operator: what comes in is their input's records. Operators that belong to
+    no node (those of a switch of plans) have lines of their own at the end.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from lmerge_service.dashboard.rates import Rates
 
-__all__ = ("OperatorRow", "QueryView", "is_query", "query_of")
+__all__ = ("NodeRow", "QueryView", "is_query", "query_of")
+
+_FACTS: Final = re.compile(r"facts (\S+) \(")
+"""In a line of a plan: the name of the source."""
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorRow:
-    """An operator, all partitions together."""
+class NodeRow:
+    """A line of the plan, with its operators, all partitions together."""
 
-    operator: str
-    held: int | None
-    taken: int | None
-    emitted: int | None
-    per_second: float | None
-    """Elements into it."""
-    share: float | None
+    line: str
+    operators: str
+    """Their names, in the order in which elements pass; empty: none."""
+    held: int | None = None
+    """Entries of state."""
+    taken: int | None = None
+    emitted: int | None = None
+    in_per_second: float | None = None
+    out_per_second: float | None = None
+    share: float | None = None
     """Of the time spent in all operators lately."""
 
 
@@ -36,10 +49,7 @@ class QueryView:
     """The topic that it publishes: of a replica of a merge."""
     state: str
     reasons: Sequence[str]
-    tree: Sequence[str]
-    """The plan, a line for each node."""
-    inputs: Sequence[Mapping[str, Any]]
-    operators: Sequence[OperatorRow]
+    nodes: Sequence[NodeRow]
     held_bytes: int | None
     away: str | None = None
 
@@ -66,9 +76,7 @@ def query_of(
         to=str(status.get("to")),
         state=str(status.get("state")),
         reasons=[str(each) for each in status.get("reasons", ())],
-        tree=[str(each) for each in status.get("tree", ())],
-        inputs=status.get("inputs", ()),
-        operators=list(_operators(status, rates)),
+        nodes=list(_nodes(status, rates)),
         held_bytes=held.get("bytes"),
         away=away,
     )
@@ -77,20 +85,63 @@ def query_of(
 def _counts(status: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     for number, each in enumerate(status.get("operators", ())):
         yield f"{number} taken", int(each.get("taken", 0))
+        yield f"{number} emitted", int(each.get("emitted", 0))
         yield f"{number} time", int(each.get("nanoseconds", 0))
+    for each in status.get("inputs", ()):
+        yield f"input {each.get('name')}", int(each.get("records", 0))
 
 
-def _operators(status: Mapping[str, Any], rates: Rates) -> Iterator[OperatorRow]:
+def _nodes(status: Mapping[str, Any], rates: Rates) -> Iterator[NodeRow]:
     operators = status.get("operators", ())
-    spent = [rates.of(f"{number} time") for number in range(len(operators))]
-    total = sum(each for each in spent if each is not None)
-    for number, each in enumerate(operators):
-        time = spent[number]
-        yield OperatorRow(
-            operator=str(each.get("operator")),
-            held=each.get("held"),
-            taken=each.get("taken"),
-            emitted=each.get("emitted"),
-            per_second=rates.of(f"{number} taken"),
-            share=time / total if time is not None and total > 0 else None,
-        )
+    spent = sum(rates.of(f"{at} time") or 0.0 for at in range(len(operators)))
+    by_node: dict[Any, list[int]] = {}
+    for at, each in enumerate(operators):
+        by_node.setdefault(each.get("node"), []).append(at)
+    lines = [str(each) for each in status.get("tree", ())]
+    nodes = [*status.get("tree_nodes", ()), *(None for _ in lines)]
+    for line, node in zip(lines, nodes, strict=False):
+        chain = by_node.get(node, ()) if node is not None else ()
+        if chain:
+            yield _computed(line, operators, chain, rates, spent)
+        else:
+            yield _read(line, status.get("inputs", ()), rates)
+    shown = {node for node in nodes if node is not None}
+    for node, chain in by_node.items():
+        if node not in shown:
+            for at in chain:
+                yield _computed("", operators, (at,), rates, spent)
+
+
+def _computed(
+    line: str,
+    operators: Sequence[Mapping[str, Any]],
+    chain: Sequence[int],
+    rates: Rates,
+    spent: float,
+) -> NodeRow:
+    """A line with its operators, by their places."""
+    first, last = chain[0], chain[-1]
+    times = [rates.of(f"{at} time") for at in chain]
+    known = [time for time in times if time is not None]
+    return NodeRow(
+        line=line,
+        operators=" → ".join(str(operators[at].get("operator")) for at in chain),
+        held=sum(operators[at].get("held") or 0 for at in chain),
+        taken=operators[first].get("taken"),
+        emitted=operators[last].get("emitted"),
+        in_per_second=rates.of(f"{first} taken"),
+        out_per_second=rates.of(f"{last} emitted"),
+        share=sum(known) / spent if len(known) == len(times) and spent > 0 else None,
+    )
+
+
+def _read(line: str, inputs: Sequence[Mapping[str, Any]], rates: Rates) -> NodeRow:
+    """A line without operators: of facts with what is read of them."""
+    found = _FACTS.search(line)
+    read = [each for each in inputs if found and each.get("name") == found[1]]
+    if not read:
+        return NodeRow(line, "")
+    return NodeRow(
+        line, "", emitted=read[0].get("records"),
+        out_per_second=rates.of(f"input {read[0].get('name')}"),
+    )  # fmt: skip

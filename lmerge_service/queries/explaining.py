@@ -26,7 +26,7 @@ from lmerge_service.queries import logical
 from lmerge_service.queries.logical import Aggregation, Apply, Grid, Node, Top
 from lmerge_service.queries.trees import Name, Tree
 
-__all__ = ("described", "document", "mermaid", "tree")
+__all__ = ("described", "document", "mermaid", "tree", "tree_nodes")
 
 
 def tree(plan: Node) -> Iterator[str]:
@@ -38,6 +38,19 @@ def tree(plan: Node) -> Iterator[str]:
         for number, line in enumerate(tree(child)):
             head = ("└─ " if last else "├─ ") if not number else ("   " if last else "│  ")
             yield head + line
+
+
+def tree_nodes(plan: Node) -> list[int | None]:
+    """For each line of `tree` its node, by its place in `logical.nodes`; None for those of a plan
+    that is applied to groups. A node that feeds several has several lines."""
+    numbers = {node: number for number, node in enumerate(logical.nodes(plan))}
+
+    def below(node: Node) -> Iterator[int | None]:
+        yield numbers.get(node)
+        for child in _shown(node):
+            yield from below(child)
+
+    return list(below(plan))
 
 
 def mermaid(plan: Node) -> Iterator[str]:

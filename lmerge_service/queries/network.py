@@ -44,6 +44,8 @@ class Part(NamedTuple):
 
     operator: Operator
     feeds: Sequence[str | int]
+    node: int | None = None
+    """Which node of the plan it computes, in the order of `logical.nodes`."""
 
 
 class Flow(msgspec.Struct):
@@ -85,6 +87,7 @@ class Network:
     ) -> None:
         self.operators = [part.operator for part in parts]
         self.flows = [Flow() for _ in parts]
+        self._nodes = [part.node for part in parts]
         self.fingerprint = fingerprint
         self.skipped = dict.fromkeys(unrevised, 0)
         """How many inserts of each source that is not revised were left out."""
@@ -97,7 +100,7 @@ class Network:
         self._skips: dict[str | int, Skip] = {}
         """What is left out, of these."""
         self._fed: dict[str | int, list[tuple[int, int]]] = {}
-        for at, (operator, feeds) in enumerate(parts):
+        for at, (operator, feeds, _) in enumerate(parts):
             if len(feeds) != operator.ports:
                 raise ValueError(f"operator {at} has {operator.ports} ports, {len(feeds)} feeds")
             for port, feed in enumerate(feeds):
@@ -232,10 +235,12 @@ class Network:
             assert not operator.refused, f"{type(operator).__name__}: {operator.refused}"
 
     def stats(self) -> list[dict[str, Any]]:
-        """Per operator its class, what has passed it, and what it holds."""
+        """Per operator its class, the node of the plan that it computes, what has passed it, and
+        what it holds."""
         return [
-            {"operator": type(operator).__name__, "held": len(operator)} | msgspec.to_builtins(flow)
-            for operator, flow in zip(self.operators, self.flows, strict=True)
+            {"operator": type(operator).__name__, "node": node, "held": len(operator)}
+            | msgspec.to_builtins(flow)
+            for operator, node, flow in zip(self.operators, self._nodes, self.flows, strict=True)
         ]
 
 

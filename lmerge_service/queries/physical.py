@@ -253,13 +253,16 @@ class _Builder:
         self._parts: list[Part] = []
         self._feeds: dict[Node, str | int] = {}
         self._unrevised: list[str] = []
+        self._number = 0
+        """Of the node whose operators are made, in the order of `logical.nodes`."""
         self._faults = Faults()
 
     def network(self, clock: Callable[[], int] | None) -> Network:
         """The operators, fed by each other and by the sources."""
         plan = self._plan.plan
         logical.schema_of(plan)
-        for node in logical.nodes(plan):
+        for number, node in enumerate(logical.nodes(plan)):
+            self._number = number
             self._feeds[node] = self._feed(node, is_top=node == plan)
         return Network(self._parts, self._plan.fingerprint, clock, self._unrevised)
 
@@ -286,7 +289,7 @@ class _Builder:
         return feed if choice.align is None else self._add(Align(choice.align), [feed])
 
     def _add(self, operator: Operator, feeds: Sequence[str | int]) -> int:
-        self._parts.append(Part(operator, feeds))
+        self._parts.append(Part(operator, feeds, self._number))
         return len(self._parts) - 1
 
     def _operators(self, node: Node, choice: Choice) -> Sequence[Operator]:

@@ -12,7 +12,7 @@ Invariants
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from lmerge_service.elements import START, Element, Stable
 from lmerge_service.errors import ConfigurationError
@@ -24,6 +24,9 @@ from lmerge_service.replicas.encoding import RowEncoder
 from lmerge_service.replicas.routing import Route
 
 __all__ = ("Columns", "Partitions")
+
+_SAME: Final = ("operator", "node")
+"""What is the same of an operator in every partition."""
 
 Columns = Mapping[str, Sequence[str]]
 """By source, the columns that keep together what belongs together."""
@@ -160,8 +163,8 @@ class Partitions:
         for query in self.queries:
             for at, each in enumerate(query.stats()):
                 if at == len(found):
-                    found.append({"operator": each["operator"]})
+                    found.append({name: each[name] for name in _SAME if name in each})
                 for name, value in each.items():
-                    if name != "operator":
+                    if name not in _SAME:
                         found[at][name] = found[at].get(name, 0) + value
         return found

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from lmerge_service.elements import INFINITY, START
-from lmerge_service.queries.explaining import tree
+from lmerge_service.queries.explaining import tree, tree_nodes
 from lmerge_service.replicas.running import QueryPhase, QueryReplica
 
 __all__ = (
@@ -68,6 +68,8 @@ class OperatorStatus(BaseModel):
     """One operator of the plan, all partitions together."""
 
     operator: str
+    node: int | None = None
+    """Which node of the plan it computes, as in `QueryStatus.tree_nodes`."""
     held: int
     taken: int = 0
     emitted: int = 0
@@ -113,6 +115,8 @@ class QueryStatus(BaseModel):
     feedback_point: Time
     tree: list[str]
     """The plan, a line for each node below the one that it feeds."""
+    tree_nodes: list[int | None]
+    """Which node each of these lines is; one that feeds several has several lines."""
     operators: list[OperatorStatus]
     held: StateStatus
 
@@ -151,6 +155,7 @@ def status_of(replica: QueryReplica) -> QueryStatus:
         refused=dict(replica.refused),
         feedback_point=_time(replica.point),
         tree=list(tree(request.plan.plan)),
+        tree_nodes=tree_nodes(request.plan.plan),
         operators=[]
         if state is None
         else [OperatorStatus(**_known(each)) for each in state.partitions.stats()],

@@ -4,9 +4,10 @@ import msgspec
 import pytest
 
 from lmerge_service.queries import logical
-from lmerge_service.queries.explaining import described, document, mermaid, tree
+from lmerge_service.queries.explaining import described, document, mermaid, tree, tree_nodes
 from lmerge_service.queries.expressions import col
 from lmerge_service.queries.module_library import average
+from lmerge_service.queries.physical import physical
 from lmerge_service.queries.plan import (
     Query,
     apply,
@@ -98,3 +99,22 @@ def test_a_shared_node_is_once_in_a_flowchart_and_marks_are_escaped() -> None:
         "  n1 --> n3",
         "  n2 --> n3",
     ]
+
+
+def test_each_operator_is_of_a_node_and_each_line_of_a_plan_knows_its_node() -> None:
+    late = one.where(col.k == "a")
+    plan = late.union(late.window(2)).plan
+    assert list(tree(plan)) == [
+        "union",
+        "├─ where col.k == 'a'",
+        "│  └─ elements one (k: str, n: int)",
+        "└─ window(2)",
+        "   └─ where col.k == 'a'",
+        "      └─ elements one (k: str, n: int)",
+    ]
+    assert tree_nodes(plan) == [3, 1, 0, 2, 1, 0]
+    stats = physical(plan).begin().stats()
+    assert [(each["node"], each["operator"]) for each in stats] == [
+        (0, "Elements"), (1, "Select"), (2, "AlterLifetime"), (3, "Union"),
+    ]  # fmt: skip
+    assert tree_nodes(LINES["apply by k"].plan) == [1, 0, None, None]
