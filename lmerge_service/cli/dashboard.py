@@ -64,12 +64,11 @@ def dashboard(
     urls = [address_of(each) for each in given if "://" in each]
     paths = [Path(each) for each in given if "://" not in each]
     topologies = _loaded(paths, bootstrap)
-    addresses = urls or [at for each in topologies for at in _addresses(each)]
+    addresses = urls or [at for each, _ in topologies for at in _addresses(each)]
     targets = [Target(at, access.settings(at)) for at in dict.fromkeys(addresses)]
     where = _where(host, port, name or [], tls_certificate, login_token_file)
-    first = topologies[0] if topologies else None
-    path = str(paths[0].absolute()) if paths else None
-    watching = Watched(targets, first, path, somebody())
+    by_output = {each.output.topic: (each, str(path)) for each, path in topologies}
+    watching = Watched(targets, by_output, somebody())
 
     def started(address: str) -> None:
         typer.echo(f"the dashboard is at {address}")
@@ -78,8 +77,8 @@ def dashboard(
     asyncio.run(run(watching, where, started))
 
 
-def _loaded(paths: Sequence[Path], bootstrap: str | None) -> "list[Topology]":
-    """The topologies, and those that `lmerge up` starts with them."""
+def _loaded(paths: Sequence[Path], bootstrap: str | None) -> "list[tuple[Topology, Path]]":
+    """The topologies, and those that `lmerge up` starts with them, each with its file."""
     from lmerge_service.config import topology
 
     found: dict[Path, Topology] = {}
@@ -93,7 +92,7 @@ def _loaded(paths: Sequence[Path], bootstrap: str | None) -> "list[Topology]":
 
     for path in paths:
         load(path.resolve())
-    return list(found.values())
+    return [(each, path) for path, each in found.items()]
 
 
 def _addresses(topology: "Topology") -> Iterator[str]:

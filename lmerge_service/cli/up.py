@@ -6,14 +6,22 @@ Who owns what
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lmerge_service.cli.options import Json, TopologyBootstrap, argument, flag, warnings_only
+from lmerge_service.cli.options import (
+    Json,
+    TopologyBootstrap,
+    argument,
+    flag,
+    option,
+    warnings_only,
+)
 from lmerge_service.cli.words import report
+from lmerge_service.cli.workers import WorkerAccess
 from lmerge_service.errors import ConfigurationError, LMergeError, TransportError, single_error
 from lmerge_service.signals import cancelled_by_signal
 
@@ -36,6 +44,12 @@ def up(
         "--dashboard/--no-dashboard",
         default=True,
     ),
+    ca: Path | None = option(
+        "FILE", "Who signs the certificates of workers with TLS; shows these, too.", default=None
+    ),
+    certificate: Path | None = option(
+        "FILE", "Our own certificate with its key, where these ask for one.", default=None
+    ),
     as_json: Json = False,
 ) -> None:
     """Start all that a topology names, and show it live until Ctrl-C, which ends all of it.
@@ -55,15 +69,21 @@ def up(
 
     warnings_only()
     port = PORT if dashboard and is_installed() else None
-    planned = plan(path, bootstrap or os.environ.get("LMERGE_BOOTSTRAP"), dashboard_port=port)
+    access, trust = WorkerAccess(ca=ca, certificate=certificate), list[str]()
+    for name, file in (("--ca", ca), ("--certificate", certificate)):
+        trust += [] if file is None else [name, str(file.absolute())]
+    planned = plan(
+        path, bootstrap or os.environ.get("LMERGE_BOOTSTRAP"), dashboard_port=port, trust=trust
+    )
+    settings = list(_statuses(planned, access))
     folder = folder_of(planned.name)
     if detach:
         more = [*(["--bootstrap", bootstrap] if bootstrap else [])]
-        more += [] if dashboard else ["--no-dashboard"]
+        more += [*([] if dashboard else ["--no-dashboard"]), *trust]
         _report_up(_detached(planned, folder, more), folder, as_json=as_json)
         return
     folder.mkdir(parents=True, exist_ok=True)
-    raise typer.Exit(asyncio.run(_attended(planned, folder, as_json=as_json)))
+    raise typer.Exit(asyncio.run(_attended(planned, folder, settings, as_json=as_json)))
 
 
 def down(path: Topology, as_json: Json = False) -> None:
@@ -90,8 +110,11 @@ def down(path: Topology, as_json: Json = False) -> None:
 # --- in the foreground ----------------------------------------------------------------------------
 
 
-async def _attended(plan: "ProcessPlan", folder: Path, *, as_json: bool) -> int:
-    """The exit code: 0 when stopped by a signal, or all has ended well."""
+async def _attended(
+    plan: "ProcessPlan", folder: Path, settings: Sequence[Mapping[str, Any]], *, as_json: bool
+) -> int:
+    """The exit code: 0 when stopped by a signal, or all has ended well. `settings` are those of
+    HTTP clients of the workers."""
     import asyncio
 
     from lmerge_service.local.up.supervisor import ProcessState, Supervisor
@@ -104,7 +127,7 @@ async def _attended(plan: "ProcessPlan", folder: Path, *, as_json: bool) -> int:
         with cancelled_by_signal(task), single_error():
             async with Supervisor(plan, folder) as supervisor:
                 try:
-                    await _show(supervisor, as_json=as_json)
+                    await _show(supervisor, settings, as_json=as_json)
                 except asyncio.CancelledError:
                     stopped = True
                 typer.echo(f"ending {plan.name} …", err=as_json)
@@ -119,14 +142,15 @@ async def _attended(plan: "ProcessPlan", folder: Path, *, as_json: bool) -> int:
     return 0
 
 
-async def _show(supervisor: "Supervisor", *, as_json: bool) -> None:
+async def _show(
+    supervisor: "Supervisor", settings: Sequence[Mapping[str, Any]], *, as_json: bool
+) -> None:
     """Shows how things are, each second, until nothing runs any more."""
     import asyncio
 
     from lmerge_service.cli import up_shown as shown
     from lmerge_service.cli.watch import snapshots
 
-    settings = list(_statuses(supervisor.plan))
     addresses = [each["base_url"] for each in settings]
     with shown.view(supervisor, as_json=as_json) as show:
         async for workers in snapshots(addresses, settings, asyncio.Event()):
@@ -136,17 +160,22 @@ async def _show(supervisor: "Supervisor", *, as_json: bool) -> None:
                 return
 
 
-def _statuses(plan: "ProcessPlan") -> Iterator[dict[str, Any]]:
-    """How workers are asked, as `workers.WorkerAccess` has it: those without TLS."""
+def _statuses(plan: "ProcessPlan", access: WorkerAccess) -> Iterator[dict[str, Any]]:
+    """How workers are asked; those with TLS only where it is known whom to trust.
+
+    Raises:
+        ConfigurationError: a file of `access` cannot be read or holds something else.
+    """
     for merge in plan.merges:
         http = merge.topology.http
-        if http.tls is not None:
+        if http.tls is not None and access.ca is None:
             continue
+        verify = False if http.tls is None else access.trust()
         headers = {}
         if http.read_token is not None:
             headers["authorization"] = f"Bearer {http.read_token.read().get_secret_value()}"
         for address in merge.workers.values():
-            yield {"base_url": address, "headers": headers, "verify": False, "trust_env": False}
+            yield {"base_url": address, "headers": headers, "verify": verify, "trust_env": False}
 
 
 # --- in the background ----------------------------------------------------------------------------

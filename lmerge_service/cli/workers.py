@@ -90,11 +90,16 @@ class WorkerAccess:
         return {
             "base_url": at,
             "headers": {"authorization": f"Bearer {token}"} if token else {},
-            "verify": self._trust() if url.scheme == "https" else False,
+            "verify": self.trust() if url.scheme == "https" else False,
             "trust_env": False,
         }
 
-    def _trust(self) -> Any:
+    def trust(self) -> Any:
+        """Of TLS towards a worker.
+
+        Raises:
+            ConfigurationError: a file cannot be read or holds something else.
+        """
         from pydantic import ValidationError
 
         from lmerge_service.config.credentials import ClientTls

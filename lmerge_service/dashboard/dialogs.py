@@ -1,14 +1,16 @@
 """Dialogs of the page: decisions with what will happen, the token, dry runs and evidence."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from nicegui import ui
 
+from lmerge_service.config.topology import Topology
 from lmerge_service.dashboard.actions import ACTIONS, Action, Field, ask, may_control, request_of
 from lmerge_service.dashboard.dry_run import dry_run
-from lmerge_service.dashboard.evidence import evidence_of
+from lmerge_service.dashboard.evidence import Place, evidence_of, is_about
+from lmerge_service.dashboard.merged import ReplicaRow
 from lmerge_service.dashboard.model import WatchedMerge
 from lmerge_service.dashboard.panels import clock, replica_findings
 from lmerge_service.dashboard.watching import Watched
@@ -85,7 +87,8 @@ class Dialogs:
             _buttons(dialog, "Use it", take)
 
     def _evidence(self, replica: str, finding: str, merge: WatchedMerge) -> None:
-        view, topology = merge.view, self._session.watched.topology
+        view, (_, topic) = merge.view, merge.key
+        topology, _ = self._session.watched.topologies.get(topic, (None, ""))
         row = view and next((each for each in view.replicas if each.name == replica), None)
         if not row:
             return
@@ -100,25 +103,43 @@ class Dialogs:
             )  # fmt: skip
             holder = ui.element("div").props("role=status")
             with holder:
-                ours = topology is not None and view is not None
-                if not ours or topology is None or topology.output.topic != merge.key[1]:
+                if topology is None:
                     _text("Records are read from Kafka if the dashboard is started with TOPOLOGY.")
                 else:
                     _text("Reading the latest dead letters and events …")
-                    ui.timer(0.05, lambda: _read_evidence(holder, replica, topology), once=True)
+                    ui.timer(
+                        0.05, lambda: _read_evidence(holder, row, finding, topology), once=True
+                    )
             with ui.element("div").classes("bar"):
                 ui.button("Close", on_click=dialog.close).props("no-caps flat")
 
 
-async def _read_evidence(holder: ui.element, replica: str, topology: Any) -> None:
+async def _read_evidence(
+    holder: ui.element, row: ReplicaRow, finding: str, topology: Topology
+) -> None:
     try:
-        found = await evidence_of(topology, replica)
-        html = render("dashboard/evidence.html", found=found, clock=clock)
+        found = await evidence_of(topology, row.name, list(_places(row)))
+        html = render(
+            "dashboard/evidence.html", finding=finding, clock=clock,
+            asked=[each for each in found if is_about(each, finding)],
+            others=[each for each in found if not is_about(each, finding)],
+        )  # fmt: skip
     except LMergeError as error:
         html = render("dashboard/problem.html", text=str(error))
     holder.clear()
     with holder:
         ui.html(html, sanitize=False)
+
+
+def _places(row: ReplicaRow) -> Iterator[Place]:
+    """What a worker counts, and where it has found the last one."""
+    if row.repeated_at:
+        yield Place(
+            "repeats", "the last record that its writer had written before", row.repeated_at
+        )
+    if row.contradicted_at:
+        why = "the last record that is another one than was read under its number"
+        yield Place("contradicted numbers", why, row.contradicted_at)
 
 
 class _Decision:
@@ -209,15 +230,16 @@ class _Decision:
             self._confirm.enable()
 
     async def _dry_run(self) -> None:
-        values, path = self._values(), self._session.watched.topology_path
-        if path is None:
+        values = self._values()
+        known = self._session.watched.topologies.get(self._merge.key[1])
+        if known is None:
             self._show("A dry run needs the file: `lmerge dashboard TOPOLOGY.yaml`.", good=False)
             return
         if not values["coming"]:
             self._show("Name who takes its place.", good=False)
             return
         self._show("Comparing every event of both; nothing is decided …", good=True)
-        good, report = await dry_run(path, values["coming"], values["topic"], values["watch"])
+        good, report = await dry_run(known[1], values["coming"], values["topic"], values["watch"])
         self._report.set_content(render("dashboard/report.html", text=report))
         self._show("Nothing would differ." if good else "Look at the report first.", good=good)
 

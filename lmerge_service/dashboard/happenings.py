@@ -70,12 +70,6 @@ def _workers(before: MergeView, after: MergeView, at: float) -> Iterator[Happeni
             yield Happening(at, "worker", f"{each.address} does not answer: {each.why}", bad=True)
         else:
             yield Happening(at, "worker", f"{each.address} is {each.state}")
-    leads = {each.partition: each.worker for each in before.tasks}
-    for task in after.tasks:
-        was = leads.get(task.partition)
-        if task.worker is not None and was not in (None, task.worker):
-            text = f"task {task.partition} moved from {was} to {task.worker}"
-            yield Happening(at, "worker", text)
 
 
 def _replicas(before: MergeView, after: MergeView, at: float) -> Iterator[Happening]:
@@ -127,10 +121,23 @@ class Happenings:
     def __init__(self) -> None:
         self._lines: deque[Happening] = deque(maxlen=_KEPT)
         self._decided: dict[str, None] = {}
+        self._led: dict[int, str] = {}
+        """By task, the worker that led it last: for a while nobody may."""
 
     def add(self, happenings: Iterable[Happening]) -> None:
         """Lines in the order in which they happened."""
         self._lines.extend(happenings)
+
+    def led(self, after: MergeView, at: float) -> None:
+        """Which worker leads which task now."""
+        for task in after.tasks:
+            was = self._led.get(task.partition, task.worker)
+            if task.worker is None:
+                continue
+            self._led[task.partition] = task.worker
+            if was != task.worker:
+                text = f"task {task.partition} moved from {was} to {task.worker}"
+                self._lines.append(Happening(at, "worker", text))
 
     def decided(self, decisions: Iterable[Mapping[str, Any]]) -> None:
         """Decisions as `/v1/decisions` lists them, those that are known among them."""

@@ -82,6 +82,7 @@ class ReplicaRow:
     share_first: float | None
     counts: Mapping[str, int]
     breaches: Mapping[str, int]
+    repeated_at: str | None
     contradicted_at: str | None
     confirmed: int | None
     confirmed_to_the_end: bool
@@ -315,6 +316,7 @@ def _replica(name: str, seen: Sequence[Document], first: int | None, *, leads: b
         share_first=counts["delivered_first"] / first if first else None,
         counts=counts,
         breaches=dict(sum((Counter(each.get("breaches") or {}) for each in seen), Counter())),
+        repeated_at=next((e["repeated_at"] for e in seen if e.get("repeated_at")), None),
         contradicted_at=next(
             (e["contradicted_at"] for e in seen if e.get("contradicted_at")), None
         ),

@@ -43,6 +43,7 @@ class WatchedMerge:
             self.happenings.add([Happening(at, "worker", began)])
         else:
             self.happenings.add(changes(before, self.view, at))
+        self.happenings.led(self.view, at)
         for address, each in ours:
             self.happenings.decided(reversed(each.decisions))
             self._count(address, at, each.status)

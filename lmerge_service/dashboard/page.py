@@ -183,7 +183,6 @@ class _Page:
 
     def _pick_relative(self, event: Any) -> None:
         self._session.relative = bool(event.value)
-        self._charts["race"].run_chart_method("clear")
         self._draw()
 
     @property

@@ -14,6 +14,7 @@ True
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from lmerge_service.dashboard.charts import colours_of
 from lmerge_service.dashboard.merged import MergeView, ReplicaRow
@@ -225,6 +226,7 @@ def _workers(view: MergeView, unknown: Mapping[str, str]) -> str:
     rows = [
         {
             "row": each,
+            "name": urlsplit(each.address).netloc,
             "tone": worker_tone(each)[0],
             "mark": worker_tone(each)[1],
             "leads": _numbers(each.leads),

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,9 +20,9 @@ class Watched:
     """What is asked, and what is known of it."""
 
     targets: Sequence[Target]
-    topology: Topology | None = None
-    """Of the first merge, where a file was given: it has where Kafka is."""
-    topology_path: str | None = None
+    topologies: Mapping[str, tuple[Topology, str]] = field(default_factory=dict)
+    """By the topic of the output, where files were given: they have where Kafka is. Each with its
+    path."""
     who: str = "somebody at the dashboard"
     """Who decides, for the control log."""
     model: Model = field(default_factory=Model)

@@ -74,6 +74,8 @@ class ReplicaTally:
     inputs."""
     breaches: Counters = field(default_factory=Counters)
     """By kind."""
+    repeated_at: tuple[str, int] | None = None
+    """Partition and offset of the last record that its writer had written before."""
     contradicted_at: tuple[str, int] | None = None
     """Partition and offset of the last record that is another one than was read under its
     number."""

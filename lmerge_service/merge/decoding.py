@@ -200,6 +200,8 @@ class ReplicaDecoder:
         """Which numbered records were read."""
         self.repeated = 0
         """Records that their producer had written before."""
+        self.repeated_at = -1
+        """The offset of the last of them, in whichever partition."""
         self.contradicted = 0
         """Records that are other ones than were read under their numbers."""
         self.contradictions: list[Contradiction] = []
@@ -301,6 +303,7 @@ class ReplicaDecoder:
                             native = self._engine(partition, records)
                     if self._is_repeat(partition, record):
                         self.repeated += 1
+                        self.repeated_at = record.offset
                         continue
                 if in_wire:
                     element = decoder.seen[record.value] if keeps else element_of(record)  # type: ignore[index]
@@ -372,6 +375,7 @@ class ReplicaDecoder:
             fork.restore(kind, partition, saved)
         fork.repeats = deepcopy(self.repeats)  # with what `take_back` needs, which is not saved
         fork.stale, fork.repeated, fork.unusual = self.stale, self.repeated, self.unusual
+        fork.repeated_at = self.repeated_at
         fork.contradicted, fork.contradictions = self.contradicted, [*self.contradictions]
         fork.torn, fork.remedy = self.torn, self.remedy
         return fork

@@ -542,6 +542,8 @@ class ReplicaChunk:
         tally.last_record = replicas.clock()
         if progress or tally.last_progress is None:
             tally.last_progress = tally.last_record
+        if decoder.repeated > self._repeated:
+            tally.repeated_at = f"{tp.topic}-{tp.partition}", decoder.repeated_at
         if contradictions:
             tally.contradicted_at = f"{tp.topic}-{tp.partition}", contradictions[-1].offset
         if len(dead) > had or contradictions:

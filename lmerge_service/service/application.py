@@ -31,9 +31,11 @@ def application(worker: Worker, access: Access, feedback: FeedbackOut) -> FastAP
     async def status(
         partition: Annotated[list[int] | None, Query()] = None,
         replica: Annotated[list[str] | None, Query()] = None,
+        rows: bool = True,
     ) -> Status:
         """What the worker knows about its replicas and its output; `partition` and `replica`, which
-        may be repeated, choose tasks and replicas."""
-        return part_of(latest(), partition or (), replica or ())
+        may be repeated, choose tasks and replicas, and `rows=false` leaves out how each task sees
+        each replica."""
+        return part_of(latest(), partition or (), replica or (), with_rows=rows)
 
     return app

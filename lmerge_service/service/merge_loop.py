@@ -26,6 +26,7 @@ What happens on a crash at each await
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Protocol
 
 import structlog
@@ -41,6 +42,7 @@ from lmerge_service.merge.decisions.control_log import Control
 from lmerge_service.merge.decisions.ledger import Ledger
 from lmerge_service.merge.decisions.records import LONGEST_REASON, Decision, Quarantine
 from lmerge_service.merge.decoding import DecodedPiece
+from lmerge_service.merge.findings.breach_places import place_of
 from lmerge_service.merge.findings.confirmation import Confirmation
 from lmerge_service.merge.findings.evidence import NotificationKind
 from lmerge_service.merge.findings.leading import Leading
@@ -54,7 +56,7 @@ from lmerge_service.merge.guards.verdicts import Action, Ruling, in_words
 from lmerge_service.merge.liveness import Liveness
 from lmerge_service.merge.replica_states import DesiredState
 from lmerge_service.merge.replicas import ReplicaState
-from lmerge_service.merge.task_state import TaskState
+from lmerge_service.merge.task_state import TaskState, wire_decoder
 
 __all__ = ("MergeLoop", "MergedBatch", "Pausing")
 
@@ -126,6 +128,7 @@ class MergeLoop:
         self._losses = Losses(state.merge, state.begun.correct_from)
         self.confirmation = Confirmation(state.merge, clock, share=share)
         self._divergent: dict[str, Breach] = {}
+        self._decoder = wire_decoder(state.topology)
         self._gap: Gap | None = None
         self._has_merged = True
         """Something was merged since `pace`."""
@@ -169,7 +172,7 @@ class MergeLoop:
             )
             had, first = len(batch.elements), at
             at += chunk.take(batch.elements)
-            self._see(tp, records[first].offset, records[max(at - 1, 0)].offset, had)
+            self._see(tp, records, first, at, had)
         batch.records += at
 
     # A chunk of a partition in pieces, which are decoded elsewhere.
@@ -193,12 +196,17 @@ class MergeLoop:
         self._batch.dead += letters
         taken = self._chunk.close(elsewhere)
         self._batch.records += taken
-        records = self._records
-        self._see(self._tp, records[0].offset, records[max(taken - 1, 0)].offset, self._had)
+        self._see(self._tp, self._records, 0, taken, self._had)
 
-    def _see(self, tp: TopicPartition, first: int, last: int, had: int) -> None:
-        """Looks at what has come of some records: the elements of the batch from `had` on."""
+    def _see(
+        self, tp: TopicPartition, records: Sequence[Record], start: int, end: int, had: int
+    ) -> None:
+        """Looks at what has come of the records from `start` to `end`: the elements of the batch
+        from `had` on."""
+        first, last = records[start].offset, records[max(end - 1, 0)].offset
         batch, evaluator, place = self._batch, self.evaluator, RecordRange(tp, first, last)
+        if breaches := self._drain():
+            self._report_breaches(breaches, tp, records[start : max(end, start + 1)])
         if len(batch.elements) > had:
             batch.origins.append(Origin(had, tp, first, last))
             self._see_who_leads(tp, first, last)
@@ -207,7 +215,6 @@ class MergeLoop:
             self.confirmation.emitted(emitted, place)
         self._compare(place)
         if evaluator.found:
-            self._drain()
             found, evaluator.found = evaluator.found, []
             for finding in found:
                 self._act(finding)
@@ -249,11 +256,30 @@ class MergeLoop:
                 count=count,
             )  # fmt: skip
 
-    def _drain(self) -> None:
-        for breach in self._state.merge.breaches():
+    def _drain(self) -> Sequence[Breach]:
+        """Takes what was found since."""
+        breaches = self._state.merge.breaches()
+        for breach in breaches:
             self._batch.breaches.append(breach)
             if breach.kind in DIVERGENT:
                 self._divergent.setdefault(breach.input, breach)
+        return breaches
+
+    def _report_breaches(
+        self, breaches: Sequence[Breach], tp: TopicPartition, records: Sequence[Record]
+    ) -> None:
+        """Those that no guard reports by themselves, with the record that shows each."""
+        states = self._state.replicas.states
+        for breach in breaches:
+            if breach.kind in DIVERGENT:
+                continue
+            state = states.get(breach.input)
+            ours = state is not None and state.replica.topic == tp.topic
+            self._reporting.broke(
+                breach,
+                self._state.merge.max_stable,
+                partial(place_of, breach, tp, records, self._decoder) if ours else None,
+            )
 
     def _act(self, finding: Finding) -> None:
         verdict, state = finding.verdict, self._state

@@ -16,7 +16,7 @@ from tests.cli.conftest import LMERGE, environment
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-__all__ = ("CHROMIUM", "Dashboard", "in_browser", "opened")
+__all__ = ("CHROMIUM", "SECONDS", "Dashboard", "confirm", "in_browser", "need_browser", "opened")
 
 CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome")
                  if (path := shutil.which(name))), None)  # fmt: skip
@@ -94,3 +94,16 @@ def opened(dashboard: Dashboard, *, dark: bool = False, width: int = 1300) -> It
         page.goto(dashboard.address)
         page.wait_for_selector("tr[data-replica]")
         yield page
+
+
+def confirm(page: "Page") -> str:
+    """Presses Confirm; what is reported."""
+    report = page.locator(".card [role=status]")
+    before = report.last.inner_text()
+    page.click(".lm-confirm")
+    page.wait_for_function(
+        "before => { const all = document.querySelectorAll('.card [role=status]');"
+        " return all.length && all[all.length - 1].innerText !== before }",
+        arg=before,
+    )
+    return report.last.inner_text()

@@ -16,8 +16,9 @@ def replica(name: str, **more: Any) -> dict[str, Any]:
         **counts, "name": name, "topic": f"t.{name}", "state": "joined", "why": None, "held": [],
         "silent_partitions": [], "incarnation": 0, "stable_point": 100, "ended": False,
         "behind_output": 0, "lag_records": 0, "open_transactions": [], "liveness": "progressing",
-        "contradicted_at": None, "outdated": [], "breaches": {}, "confirmed": None,
-        "confirmed_to_the_end": False, "disagrees": False, "unconfirmed": False, **more,
+        "repeated_at": None, "contradicted_at": None, "outdated": [],
+        "breaches": {}, "confirmed": None, "confirmed_to_the_end": False, "disagrees": False,
+        "unconfirmed": False, **more,
     }  # fmt: skip
 
 

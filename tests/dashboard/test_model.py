@@ -88,6 +88,13 @@ def test_who_is_away_is_named_and_what_was_known_stays() -> None:
     assert [sample.blank for sample in only(away).history._samples] == [False, True]
 
 
+def test_a_task_that_moves_has_a_line_though_nobody_led_it_for_a_while() -> None:
+    follows = status(tasks=(task(0, "follows"),), state="standby")
+    model = watch({A: status(), B: follows}, {A: None, B: follows}, {A: None, B: status()})
+    lines = [each.text for each in only(model).happenings.newest_first()]
+    assert f"task 0 moved from {A} to {B}" in lines
+
+
 def test_what_is_neither_worker_nor_query_is_shown_as_unknown() -> None:
     model = watch({A: {"hello": 1}, B: None})
     assert not model.merges

@@ -8,12 +8,12 @@ import httpx
 import pytest
 
 from tests.certificates import Authority
-from tests.dashboard.browser import Dashboard, in_browser, need_browser, opened
+from tests.dashboard.browser import Dashboard, confirm, in_browser, need_browser, opened
 from tests.dashboard.documents import output, replica, status, task
 from tests.dashboard.served import TOKEN, ServedWorker, served
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    pass
 
 pytestmark = [pytest.mark.xdist_group("browser"), pytest.mark.timeout(600)]
 
@@ -31,19 +31,6 @@ def worker() -> Iterator[ServedWorker]:
     )  # fmt: skip
     with served(ServedWorker(document)) as found:
         yield found
-
-
-def confirm(page: "Page") -> str:
-    """Presses Confirm; what is reported."""
-    report = page.locator(".card [role=status]")
-    before = report.last.inner_text()
-    page.click(".lm-confirm")
-    page.wait_for_function(
-        "before => { const all = document.querySelectorAll('.card [role=status]');"
-        " return all.length && all[all.length - 1].innerText !== before }",
-        arg=before,
-    )
-    return report.last.inner_text()
 
 
 def test_it_shows_what_is_wrong_in_words_and_acts_with_the_right_token_only(

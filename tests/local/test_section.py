@@ -10,6 +10,7 @@ from lmerge_service.errors import ConfigurationError
 from lmerge_service.local.broker import is_free
 from lmerge_service.local.processes import LMERGE
 from lmerge_service.local.up.plan import plan
+from tests.certificates import Authority
 
 HEAD = """\
 name: t
@@ -139,6 +140,22 @@ def test_a_dashboard_asks_all_workers_and_queries_and_keeps_nothing_up(tmp_path:
     assert page.command == (*LMERGE, "dashboard", *watched, *options)
     none = plan(write(tmp_path, "up: {workers: 0}"), dashboard_port=8320)
     assert (none.members, none.dashboard) == ((), None)
+
+
+def test_a_dashboard_asks_workers_with_tls_where_it_is_known_whom_to_trust(tmp_path: Path) -> None:
+    identity = Authority(tmp_path).sign("worker")
+    east = write(tmp_path, "up: {}", "east")
+    tls = f"http: {{port: 0, tls: {{certificate: '{identity.both}'}}}}"
+    east.write_text(east.read_text().replace("http: {port: 0}", tls))
+    path = write(tmp_path, "up: {merges: [east.yaml]}")
+    plain, trusting = (
+        plan(path, dashboard_port=8320),
+        plan(path, dashboard_port=8320, trust=["--ca", "ca.pem"]),
+    )
+    ours, theirs = (list(each.workers.values()) for each in trusting.merges)
+    assert theirs[0].startswith("https://")
+    assert not any(each.startswith("https") for each in plain.members[-1].command)
+    assert set(trusting.members[-1].command) >= {*ours, *theirs, "--ca", "ca.pem"}
 
 
 def test_what_is_started_with_a_topology_has_its_name_before_its_own(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from lmerge_service.merge.commit_record import PartitionCheckpoint, ReplicaCheck
 from lmerge_service.merge.decisions.ledger import Entry, Ledger, undisputed
 from lmerge_service.merge.decisions.records import Decision, Release, decide
 from lmerge_service.merge.decisions.records import encode as encoded
-from lmerge_service.merge.findings.evidence import Evidence
+from lmerge_service.merge.findings.evidence import Evidence, RecordPlace
 from lmerge_service.merge.findings.leading import Leading
 from lmerge_service.merge.findings.reporting import Reporting
 from lmerge_service.merge.liveness import Liveness
@@ -160,6 +160,22 @@ def test_a_task_with_much_that_is_live_is_not_left_as_it_is() -> None:
     most = task.state.topology.limits.max_live_events
     assert task.merge_loop.is_at_ease(1)
     assert not task.merge_loop.is_at_ease(most // 10)
+
+
+def test_a_breach_is_published_with_the_record_that_shows_it_the_1st_2nd_4th_time() -> None:
+    task = Overseen(topology_of("ab"))
+    task.read(a=[Stable(10), Insert(b'"x"', 3, 5), Stable(11)], b=[Stable(10)])
+    (found,) = [Evidence.of_record(value) for _, value in task.reporting.pending]
+    assert (found.kind, found.replica, found.count) == ("broke_own_stable", "a", 1)
+    assert found.first == RecordPlace.of("in.a", 0, 1, encode(Insert(b'"x"', 3, 5)))
+    task.read(a=[Insert(b'"%d"' % n, 3, 5) for n in range(4)])
+    counts = [Evidence.of_record(value).count for _, value in task.reporting.pending]
+    assert counts == [1, 2, 4]
+    task.reporting.begin()
+    task.reporting.settle(took_place=False)
+    task.read(a=[Insert(b'"again"', 3, 5)])
+    (found,) = [Evidence.of_record(value) for _, value in task.reporting.pending]
+    assert found.count == 1, "what a failed commit found is found again"
 
 
 def test_a_new_incarnation_takes_the_hold_away() -> None:

@@ -160,6 +160,7 @@ def test_what_a_numbered_writer_repeats_is_left_out_and_no_finding(merge: Merge)
         status = worker.wait_until_ended()
         a = replica_of(status, "a")
         assert (a["repeated"], a["contradicted"], a["breaches"]) == (154, 0, {})
+        assert a["repeated_at"] == f"{merge.topics['a']}-0 at offset 354"
         assert "numbering" not in status["tasks"][0]["findings"]
     assert merge.output_is(meaning(*events("a", *range(200))))
 

@@ -46,7 +46,8 @@ def replica(name: str, partitions: int = 20, **known: Any) -> ReplicaStatus:
         "open_transactions": [opened], "liveness": ReplicaActivity.PROGRESSING,
         "idle_seconds": 0.123, "silent_seconds": 0.123, "inserts": 12_345_678,
         "adjusts": 12_345_678, "stables": 123_456, "delivered_first": 1, "share_first": 0.3333333,
-        "late": 12_345, "stale": 0, "repeated": 0, "unusual": 0, "contradicted": 0,
+        "late": 12_345, "stale": 0, "repeated": 0,
+        "repeated_at": None, "unusual": 0, "contradicted": 0,
         "contradicted_at": None, "outdated": [outdated], "dead_letters": 3, "lost_events": 0,
         "breaches": {"duplicate_key": 3, "wrong_vold": 4}, "confirmed": 1_700_000_000_000,
         "confirmed_from": 1_600_000_000_000, "confirmed_to_the_end": False, "disagrees": False,
@@ -134,6 +135,9 @@ def test_a_status_with_few_rows_is_whole(worker: Worker) -> None:
     assert MOST_ROWS == 1_000
     few, many = status(worker, 10, 64), status(worker, 16, 64)
     assert part_of(few) == few
+    bare = part_of(few, with_rows=False)
+    assert (bare.rows_left_out, bare.replicas) == (640, few.replicas)
+    assert not any(each.replicas for each in bare.tasks)
     assert part_of(many).rows_left_out == 1_024
 
 

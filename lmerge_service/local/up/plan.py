@@ -96,10 +96,15 @@ class ProcessPlan:
 
 
 def plan(
-    path: Path, bootstrap: str | None = None, *, dashboard_port: int | None = None
+    path: Path,
+    bootstrap: str | None = None,
+    *,
+    dashboard_port: int | None = None,
+    trust: Sequence[str] = (),
 ) -> ProcessPlan:
     """What `lmerge up` is to start; a `bootstrap` that is given takes the place of a broker. With a
-    `dashboard_port`, a dashboard at the first free port from that on.
+    `dashboard_port`, a dashboard at the first free port from that on; `trust` are its options by
+    which workers with TLS are asked, which are left out without any.
 
     Raises:
         ConfigurationError: a file is no topology, has no section `up`, or names a program that is
@@ -129,18 +134,19 @@ def plan(
         members += _processes(file, section, prefix, variables)
     broker = None if bootstrap else up.broker
     address = None
-    if dashboard_port is not None and (watched := _watched(merges)):
+    if dashboard_port is not None and (watched := _watched(merges, with_tls=bool(trust))):
         members, queries = _with_ports(members, ports)
         address = f"http://127.0.0.1:{_port(dashboard_port, ports)}"
-        members.append(_dashboard(first, merges, [*watched, *queries], address))
+        members.append(_dashboard(first, merges, [*watched, *queries, *trust], address))
     return ProcessPlan(
         topology.name, first, broker, topology.kafka, tuple(members), tuple(merges), token, address
     )
 
 
-def _watched(merges: Sequence[Merge]) -> list[str]:
-    """Workers that a dashboard can ask: those without TLS, which needs options."""
-    return [at for each in merges if not each.topology.http.tls for at in each.workers.values()]
+def _watched(merges: Sequence[Merge], *, with_tls: bool) -> list[str]:
+    """Workers that a dashboard can ask."""
+    asked = [each for each in merges if with_tls or not each.topology.http.tls]
+    return [at for each in asked for at in each.workers.values()]
 
 
 def _with_ports(
@@ -163,7 +169,7 @@ def _with_ports(
 def _dashboard(
     path: Path, merges: Sequence[Merge], watched: Sequence[str], address: str
 ) -> PlannedProcess:
-    read = merges[0].topology.http.read_token
+    read = next((t for each in merges if (t := each.topology.http.read_token)), None)
     environment = {} if read is None else {"LMERGE_TOKEN": read.read().get_secret_value()}
     port = address.rpartition(":")[2]
     return PlannedProcess(

@@ -26,7 +26,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from lmerge_service.core import Breach
+from lmerge_service.core import Breach, BreachKind
 from lmerge_service.elements import START, Stable
 from lmerge_service.merge.guards.verdicts import Action, Guard, Verdict
 from lmerge_service.tdb import Event
@@ -125,7 +125,7 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One notification."""
 
     kind: str
-    """A `Guard` or a `NotificationKind`; in Spark, which has no guards, also a `BreachKind`."""
+    """A `Guard`, a `NotificationKind` or a `BreachKind`."""
     at_ms: int
     """Wall clock, milliseconds since the epoch."""
     task: int
@@ -181,7 +181,7 @@ class NotificationTally:
         self._begun: Counter[tuple[str, str | None]] = Counter()
         self._committed: Counter[tuple[str, str | None]] = Counter()
 
-    def admit(self, kind: Guard | NotificationKind, replica: str | None) -> int | None:
+    def admit(self, kind: Guard | NotificationKind | BreachKind, replica: str | None) -> int | None:
         """Its count, if it is to be published."""
         self.counts[kind.value, replica] += 1
         count = self.counts[kind.value, replica]

@@ -32,10 +32,12 @@ from lmerge_service.merge.findings.evidence import (
     NotificationKind,
     NotificationTally,
     RecordPlace,
+    ReportedVersion,
     found,
     with_versions,
 )
 from lmerge_service.merge.guards.evaluator import Finding
+from lmerge_service.merge.guards.verdicts import Action
 from lmerge_service.tdb import Event
 
 __all__ = ("Before", "Reporting", "Search")
@@ -45,6 +47,7 @@ log = structlog.get_logger()
 _SEARCH_SECONDS: Final = 20.0
 _WAITING: Final = 4
 _LOOKED_UP: Final = 16
+_REMEDY: Final = 'docs/operations.md, "Breaches", has what each kind means and what to do'
 
 Before: TypeAlias = Mapping[TopicPartition, int]
 """The partitions of a replica, and up to where each has been read."""
@@ -68,6 +71,8 @@ class Reporting:
 
     def __init__(self, task: int, *, unix_ns: Callable[[], int]) -> None:
         self.tally = NotificationTally()
+        self._breaches = NotificationTally()
+        """Of breaches, by kind and replica, to know which to publish."""
         self.pending: list[tuple[bytes | None, bytes]] = []
         """Keys and values of records that are not committed yet."""
         self._lasting: list[bool] = []
@@ -81,12 +86,14 @@ class Reporting:
     def begin(self) -> list[tuple[bytes | None, bytes]]:
         """A commit of what is pending begins; gives that."""
         self.tally.begin()
+        self._breaches.begin()
         self._begun = len(self.pending)
         return list(self.pending)
 
     def committed(self) -> None:
         """It took place."""
         self.tally.commit()
+        self._breaches.commit()
         del self.pending[: self._begun], self._lasting[: self._begun]
         self._begun = 0
 
@@ -97,6 +104,7 @@ class Reporting:
             self.committed()
         self._begun = 0
         self.tally.forget()
+        self._breaches.forget()
         while not self._divergences.empty():
             self._divergences.get_nowait()
         self.pending = [
@@ -115,6 +123,23 @@ class Reporting:
                 )
             )  # fmt: skip
         return count
+
+    def broke(
+        self, breach: Breach, output_stable: int, place: Callable[[], RecordPlace] | None
+    ) -> None:
+        """Reports a breach: the 1st, 2nd, 4th, 8th … of its kind. `place` looks up the record that
+        shows it; None where it is another replica's."""
+        count = self._breaches.admit(breach.kind, breach.input)
+        if count is None:
+            return
+        evidence = Evidence(
+            kind=breach.kind.value, at_ms=self._at_ms(), task=self._task, replica=breach.input,
+            action=Action.REPORT, count=count, reason=f"it broke a rule ({breach.kind.value})",
+            remedy=_REMEDY, first=None if place is None else place(),
+            output=ReportedVersion(output_stable),
+        )  # fmt: skip
+        kept = breach.kept
+        self._put(evidence if kept is None else with_versions(evidence, breach, kept))
 
     def found(
         self, finding: Finding, output_stable: int, breach: Breach | None, before: _BeforeAll

@@ -143,6 +143,7 @@ def _aggregated(statuses: Sequence[ReplicaStatus]) -> ReplicaStatus:
             "share_first": sum(first) / len(first) if first else None,
             "held": [held for each in statuses for held in each.held],
             "breaches": dict(breaches),
+            "repeated_at": next((at for each in statuses if (at := each.repeated_at)), None),
             "contradicted_at": next(
                 (at for each in statuses if (at := each.contradicted_at)), None
             ),

@@ -52,10 +52,14 @@ class Reused:
 
 
 def part_of(
-    status: Status, partitions: Collection[int] = (), replicas: Collection[str] = ()
+    status: Status,
+    partitions: Collection[int] = (),
+    replicas: Collection[str] = (),
+    *,
+    with_rows: bool = True,
 ) -> Status:
     """The tasks of these output partitions and these replicas, all where none are named, with the
-    rows of both if they are not too many."""
+    rows of both if they are wanted and not too many."""
     tasks = [each for each in status.tasks if not partitions or each.partition in partitions]
     if replicas:
         tasks = [
@@ -63,13 +67,14 @@ def part_of(
             for each in tasks
         ]
     rows = sum(len(each.replicas) for each in tasks)
-    if rows > MOST_ROWS:
+    left_out = rows if rows > MOST_ROWS or not with_rows else 0
+    if left_out:
         tasks = [each.model_copy(update={"replicas": []}) for each in tasks]
     return status.model_copy(
         update={
             "tasks": tasks,
             "replicas": [r for r in status.replicas if not replicas or r.name in replicas],
-            "rows_left_out": rows if rows > MOST_ROWS else 0,
+            "rows_left_out": left_out,
         }
     )
 

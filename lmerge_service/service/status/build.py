@@ -282,6 +282,7 @@ def _replica(task: MergeTask, state: ReplicaState, first: int) -> ReplicaStatus:
         repeated=counts["repeated"],
         unusual=counts["unusual"],
         contradicted=counts["contradicted"],
+        repeated_at=_place(tally.repeated_at),
         contradicted_at=_place(tally.contradicted_at),
         outdated=[] if decoder is None else _outdated(decoder),
         dead_letters=counts["dead"],

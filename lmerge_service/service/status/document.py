@@ -192,6 +192,8 @@ class ReplicaStatus(BaseModel):
     """Records of an incarnation that a later one has replaced."""
     repeated: int
     """Records that their writer had written before, by their `lmerge-seq`."""
+    repeated_at: str | None = None
+    """Where the last of them is: topic, partition and offset."""
     unusual: int
     """Records that the native engine has left to Python: they are merged all the same."""
     contradicted: int

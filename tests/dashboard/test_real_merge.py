@@ -1,0 +1,278 @@
+"""The page in a real browser over a real merge: Kafka, workers, and replicas that are killed."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lmerge_service.elements import Insert, Stable
+from lmerge_service.local.broker import LocalBroker
+from tests.conftest import MAKES_TOPICS
+from tests.dashboard.browser import SECONDS, Dashboard, confirm, need_browser, opened
+from tests.dashboard.real import BEGINNING, STEP, TOKEN, RealMerge
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = [pytest.mark.full, pytest.mark.kafka, pytest.mark.timeout(600)]
+
+EVIL = "<script>window.owned = 1</script><img src=x onerror='window.owned = 1'>"
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
+    """One that may be paused."""
+    need_browser()
+    with LocalBroker(tmp_path_factory.mktemp("kafka"), settings=MAKES_TOPICS) as found:
+        yield found
+
+
+@pytest.fixture
+def real(broker: LocalBroker, tmp_path: Path) -> Iterator[RealMerge]:
+    with RealMerge(broker.bootstrap, tmp_path) as found:
+        yield found
+
+
+def watching(real: RealMerge, folder: Path) -> Dashboard:
+    return Dashboard(folder, real.path, *(each.address for each in real.workers))
+
+
+def row(page: "Page", replica: str) -> str:
+    return page.inner_text(f'tr[data-replica="{replica}"]')
+
+
+def panel(page: "Page", name: str) -> str:
+    return page.inner_text(f'[data-panel="{name}"]')
+
+
+def until(page: "Page", name: str, text: str) -> None:
+    """A panel shows a text, whatever the white space."""
+    deadline = time.monotonic() + SECONDS / 1_000
+    while text not in (shown := " ".join(panel(page, name).split())):
+        assert time.monotonic() < deadline, f"{text!r} is not in {shown!r}"
+        page.wait_for_timeout(200)
+
+
+def chart(page: "Page", label: str) -> dict[str, Any]:
+    """A chart as ECharts has it."""
+    found = page.evaluate(
+        "label => getElement(document.querySelector(label).id.slice(1)).chart.getOption()", label
+    )
+    return dict(found)
+
+
+def lines(options: dict[str, Any]) -> dict[str, list[Any]]:
+    """The values of each line, None where there is a gap."""
+    return {s["name"]: [value for _, value in s["data"]] for s in options["series"] if s["data"]}
+
+
+def band(options: dict[str, Any]) -> list[str]:
+    """Who led, one after the other."""
+    (marked,) = [each for each in options["series"] if each["name"] == "leader"]
+    return [area[0]["name"] for area in marked["markArea"]["data"]]
+
+
+def test_each_panel_while_the_leader_is_killed(real: RealMerge, tmp_path: Path) -> None:
+    real.start(("a", 60), ("b", 50), ("c", 20))
+    with watching(real, tmp_path) as dashboard, opened(dashboard) as page:
+        page.wait_for_selector('tr[data-replica="a"]:has-text("leads")')
+        until(page, "headline", "all is well")
+        page.wait_for_timeout(4_000)
+        real.published["a"].kill()
+        page.wait_for_selector('tr[data-replica="b"]:has-text("leads")')
+        until(page, "headline", "led by b")
+        until(page, "shape", "b ◀ leads")
+        until(page, "shape", "led by b")
+        until(page, "log", "b leads, after a: stable(")
+        page.wait_for_function(
+            "() => !document.querySelector('tr[data-replica=\"a\"] [data-label=behind]')"
+            ".innerText.startsWith('0')"
+        )
+        assert "2023-11-14" in row(page, "a")
+        page.wait_for_timeout(3_000)  # the charts are drawn each two seconds
+
+        race = chart(page, ".race")
+        found = lines(race)
+        assert set(found) == {"a", "b", "c", "the output"}
+        assert found["a"][-1] == found["a"][-3], "it is dead"
+        assert found["b"][-1] > found["b"][0]
+        assert found["the output"][-1] > found["a"][-1]
+        assert band(race)[-2:] == ["a", "b"]
+        for number, named in enumerate(("rate", "latency", "live", "memory")):
+            drawn = lines(chart(page, f".number:nth-child({number + 1})"))
+            assert any(each is not None for values in drawn.values() for each in values), named
+        page.hover(".race canvas")
+        page.wait_for_selector('.race div:has-text("the output")')
+        page.click('button:has-text("1 min")')
+        page.wait_for_timeout(2_500)
+        axis = chart(page, ".race")["xAxis"][0]
+        assert 25_000 < axis["max"] - axis["min"] < 62_000
+        page.click('button:has-text("distance to the furthest")')
+        page.wait_for_timeout(2_500)
+        assert max(each[-1] for each in lines(chart(page, ".race")).values()) == 0
+
+        page.select_option("#log-kind", "leader")
+        shown = page.locator('[data-panel="log"] tr:visible')
+        assert shown.count() >= 1
+        assert all("leader" in each for each in shown.all_inner_texts())
+        page.fill("#log-words", "no such words")
+        assert shown.count() == 0
+
+
+def test_a_killed_worker_another_that_goes_on_and_both_away(
+    real: RealMerge, tmp_path: Path
+) -> None:
+    real.start(("a", 40), ("b", 30), ("c", 20))
+    with watching(real, tmp_path) as dashboard, opened(dashboard) as page:
+        until(page, "headline", "all is well")
+        first = real.leading
+        other = 1 - first
+        real.workers[first].kill()
+        until(page, "attention", f"{real.workers[first].address} does not answer")
+        until(page, "attention", "start the worker again")
+        until(page, "log", f"moved from {real.workers[first].address} to")
+        until(page, "workers", "away")
+        page.wait_for_selector('tr[data-replica="a"]:has-text("leads")')
+        real.workers[other].kill()
+        until(page, "headline", "no worker answers")
+        assert "2023-11-14" in row(page, "a"), "what was known stays"
+        page.wait_for_timeout(7_000)
+        real.again(first)
+        real.again(other)
+        until(page, "headline", "all is well")
+        page.wait_for_timeout(5_000)
+        assert None in lines(chart(page, ".race"))["the output"], "a gap is a gap"
+
+
+def test_kafka_is_away_and_comes_back(real: RealMerge, broker: LocalBroker, tmp_path: Path) -> None:
+    real.start(("a", 40), ("b", 30), ("c", 20), workers=1)
+    with watching(real, tmp_path) as dashboard, opened(dashboard) as page:
+        until(page, "headline", "all is well")
+        broker.pause()
+        try:
+            until(page, "headline", "somebody should look")
+            until(page, "attention", "What to do: look")
+        finally:
+            broker.resume()
+        until(page, "headline", "all is well")
+
+
+def test_each_decision_is_made_by_a_real_worker_and_only_with_its_token(
+    real: RealMerge, tmp_path: Path
+) -> None:
+    real.merge.topics |= {name: f"{real.merge.name}.{name}" for name in "de"}
+    real.start(("a", 30), ("b", 30), ("c", 30), ("d", 30))
+    real.merge.send_raw(real.merge.topics["e"], [])
+    with watching(real, tmp_path) as dashboard, opened(dashboard) as page:
+
+        def begin(opener: str, **fields: str) -> None:
+            page.click(opener)
+            page.wait_for_selector(".lm-confirm")
+            for name, value in fields.items():
+                page.fill(f".lm-field-{name} input", value)
+
+        def decide(opener: str, **fields: str) -> None:
+            begin(opener, **fields)
+            answer = confirm(page)
+            assert answer.startswith("version "), answer
+            close()
+
+        def close() -> None:
+            page.click("text=Close")
+            page.wait_for_selector(".q-dialog", state="detached")
+
+        begin('[data-act="quarantine"][data-replica="c"]', reason=EVIL)
+        assert "read-only" in confirm(page)
+        page.fill(".lm-token input", "not-the-token-of-these")
+        assert "token" in confirm(page)
+        assert "version 1" in panel(page, "headline")
+        page.fill(".lm-token input", TOKEN)
+        assert confirm(page).startswith("version 2")
+        close()
+        page.wait_for_selector('tr[data-replica="c"]:has-text("quarantined")')
+        until(page, "log", "quarantine c")
+        assert "<script>window.owned" in page.inner_text("main"), "as a text"
+        decide('[data-act="release"][data-replica="c"]')
+        page.wait_for_selector('tr[data-replica="c"]:has-text("joined")')
+        decide(".lm-policy", stable="quorum(2)")
+        until(page, "headline", "quorum(2)")
+        decide('[data-act="detach"][data-replica="c"]')
+        page.wait_for_selector('tr[data-replica="c"]', state="detached")
+        until(page, "replicas", "Detached: c")
+        decide(".lm-attach", name="d", topic=real.merge.topics["d"])
+        page.wait_for_selector('tr[data-replica="d"]:has-text("joined")')
+
+        begin(".lm-attach", name="a", topic=real.merge.topics["e"])
+        assert confirm(page).startswith("refused: ")
+        close()
+
+        begin(".lm-cutover", coming="c", topic=real.merge.topics["c"], watch=str(5 * STEP))
+        page.click(".lm-field-leaving")
+        page.click('.q-menu .q-item:has-text("a")')
+        page.click("text=Dry run")
+        page.wait_for_selector(".report")
+        assert "c" in page.inner_text(".report")
+        page.wait_for_selector(".card [role=status].is-good")
+        assert confirm(page).startswith("version ")
+        close()
+        until(page, "cutover", "a → c")
+        until(page, "cutover", "● done")
+        page.wait_for_selector('tr[data-replica="a"]', state="detached")
+
+        begin(".lm-cutover", coming="e", topic=real.merge.topics["e"])
+        page.click(".lm-field-leaving")
+        page.click('.q-menu .q-item:has-text("b")')
+        assert confirm(page).startswith("version ")
+        close()
+        until(page, "cutover", "Task 0 waits")
+        decide('[data-act="abort"]', reason="not today")
+        until(page, "cutover", "✕ aborted")
+        until(page, "cutover", "not today")
+        page.wait_for_timeout(2_000)
+        assert page.evaluate("window.owned") is None
+
+
+def test_findings_open_their_evidence(real: RealMerge, tmp_path: Path) -> None:
+    real.start(("a", 40), ("b", 30), ("c", 30), workers=1)
+    topic = real.merge.topics["b"]
+    early, far = Insert(b'"early"', BEGINNING, BEGINNING + 1), BEGINNING + 10**8
+    real.merge.publish("b", [early])
+    real.merge.send_raw(topic, [EVIL.encode()])
+    for _ in range(2):
+        real.merge.publish("b", [Insert(b'"numbered"', far, far + 1)], seq=1)
+    with watching(real, tmp_path) as dashboard, opened(dashboard) as page:
+        for finding, what in (
+            ("breaches", '"early"'), ("dead letters", EVIL), ("repeats", '"numbered"'),
+        ):  # fmt: skip
+            page.click(f'[data-finding="{finding}"][data-replica="b"]')
+            page.wait_for_selector(f'.card h3:text-is("{finding}")')
+            first = page.inner_text(".card table.cards >> nth=0")
+            assert f"{topic} 0@" in first, finding
+            assert what in first, finding
+            page.click("text=Close")
+            page.wait_for_selector(".q-dialog", state="detached")
+        page.wait_for_timeout(1_000)
+        assert page.evaluate("window.owned") is None
+
+
+def test_a_gap_is_accepted(real: RealMerge, tmp_path: Path) -> None:
+    correct = BEGINNING + 100 * STEP
+    merge = real.merge
+    merge.topics = {"d": merge.topics["a"]}
+    merge.extra |= {"replicas": [{"name": "d", "topic": merge.topics["d"], "joining_at": correct}]}
+    merge.write()
+    merge.publish("d", [Insert(b'"x"', correct + 10, correct + 50), Stable(correct + 20)])
+    real.start(workers=1)
+    with watching(real, tmp_path) as dashboard, opened(dashboard) as page:
+        until(page, "attention", "A gap holds the output")
+        page.click('[data-act="accept-gap"]')
+        page.wait_for_selector(".lm-confirm")
+        assert page.input_value(".lm-field-input input") == "d"
+        page.fill(".lm-field-until input", str(correct))
+        page.fill(".lm-token input", TOKEN)
+        assert confirm(page).startswith("version 2")
+        page.click("text=Close")
+        page.wait_for_selector('tr[data-replica="d"]:has-text("joined")')
+        until(page, "attention", "Nothing needs attention")
