@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import random
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import pytest
@@ -32,12 +32,12 @@ TopicName = Callable[..., str]
 FORK = multiprocessing.get_context("fork")
 
 
-def ends_killed(request: ReplicaRequest, rng: random.Random, kills: int) -> int:
-    """Runs it again and again, and kills it while it does what it does, so often; how often it was
-    killed before it had ended. Then lets it end."""
+def ends_killed(requests: Sequence[ReplicaRequest], rng: random.Random, kills: int) -> int:
+    """Runs it again and again, by any of these, and kills it while it does what it does, so often;
+    how often it was killed before it had ended. Then lets it end."""
     done = 0
     for number in range(kills + 1):
-        process = FORK.Process(target=partial(_run, request))
+        process = FORK.Process(target=partial(_run, rng.choice(requests)))
         process.start()
         if number < kills:
             process.join(rng.choice([0.05, 0.3, 1.0, 2.0]) * rng.random())
@@ -87,9 +87,15 @@ def request_of(
 
 
 def kill_loop(
-    bootstrap: str, topic_name: TopicName, name: str, number: int, rng: random.Random, kills: int
+    bootstrap: str,
+    topic_name: TopicName,
+    name: str,
+    numbers: Sequence[int],
+    rng: random.Random,
+    kills: int,
 ) -> None:
-    """Half of the facts are there when it starts; the rest come while it is killed."""
+    """Half of the facts are there when it starts; the rest come while it is killed. Each start has
+    one of the plans of these numbers."""
     query = load(f"{QUERIES}:{name}")
     plans = numbered_plans(query)
     sources = ("calls", "sky") if name == "joined" else ("calls",)
@@ -103,9 +109,12 @@ def kill_loop(
     ]
     for sender in senders:
         sender.start()
-    to, plan = topic_name(name), plans[min(number, len(plans)) - 1]
-    every = rng.choice([0.2, 2.0])
-    killed = ends_killed(request_of(bootstrap, query, plan, to, topics, every), rng, kills)
+    to, every = topic_name(name), rng.choice([0.2, 2.0])
+    requests = [
+        request_of(bootstrap, query, plans[min(number, len(plans)) - 1], to, topics, every)
+        for number in numbers
+    ]
+    killed = ends_killed(requests, rng, kills)
     for sender in senders:
         sender.join()
     assert killed > 0
@@ -124,7 +133,16 @@ def kill_loop(
 def test_a_replica_that_is_killed_at_any_moment_loses_and_repeats_nothing(
     name: str, plan: int, bootstrap: str, topic_name: TopicName
 ) -> None:
-    kill_loop(bootstrap, topic_name, name, plan, random.Random(f"{name} {plan}"), 8)
+    kill_loop(bootstrap, topic_name, name, [plan], random.Random(f"{name} {plan}"), 8)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["windows", "alive"])
+def test_plans_that_are_killed_as_they_take_the_output_over_lose_and_repeat_nothing(
+    name: str, bootstrap: str, topic_name: TopicName
+) -> None:
+    """Any of four plans goes on with the output at each start, so that most starts switch."""
+    kill_loop(bootstrap, topic_name, name, [1, 2, 3, 4], random.Random(f"{name} in turns"), 12)
 
 
 @pytest.mark.deep
@@ -134,4 +152,4 @@ def test_a_replica_that_is_killed_at_any_moment_loses_and_repeats_nothing(
 def test_the_same_for_all_plans_and_longer(
     name: str, seed: int, bootstrap: str, topic_name: TopicName
 ) -> None:
-    kill_loop(bootstrap, topic_name, name, 1 + seed, random.Random(f"{name} {seed}"), 25)
+    kill_loop(bootstrap, topic_name, name, [1 + seed], random.Random(f"{name} {seed}"), 25)
