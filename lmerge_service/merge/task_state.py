@@ -38,6 +38,8 @@ from lmerge_service.merge.snapshots.frames import FrameReader, framed
 __all__ = ("OpenedState", "RestoringState", "SnapshotHead", "TaskState", "wire_decoder")
 
 _VERSION: Final = 1
+_FEW_EVENTS: Final = 1_000
+"""So many live events are written in some milliseconds, which is what a fork takes at the least."""
 
 
 class SnapshotHead(msgspec.Struct, frozen=True):
@@ -174,6 +176,14 @@ class TaskState:
         )
 
     # --- snapshots ------------------------------------------------------------------------------
+
+    @property
+    def is_small(self) -> bool:
+        """A snapshot takes a moment: few events are live, and no replica has a state beside them
+        that may be large (a normaliser's, a dialect's)."""
+        merged = self.replicas.merged.values()
+        has_few = len(self.merge) <= _FEW_EVENTS
+        return has_few and not any(each.replica.is_known_by_partition for each in merged)
 
     def fingerprint(self) -> str:
         """Two states are of one kind iff these are the same."""

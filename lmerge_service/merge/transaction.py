@@ -271,8 +271,9 @@ class Transaction:
         if self._snapshots.is_due:
             stream = state.stream(record)
             self._snapshots.start(
-                state.transaction, stream, state.snapshots, state.output, state.counted
-            )
+                state.transaction, stream, state.snapshots, state.output, state.counted,
+                is_small=state.is_small,
+            )  # fmt: skip
         self._outbox.state.append((COMMIT_KEY, record.encoded()))
         self._outbox.headers = self._headers
         self._outbox.events += self._reporting.begin()

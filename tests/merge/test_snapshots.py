@@ -192,6 +192,36 @@ def test_the_child_writes_the_state_of_the_instant_at_which_it_was_started() -> 
     asyncio.run(run())
 
 
+def test_a_small_state_is_written_at_once_without_a_process_and_is_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "fork", None)
+
+    async def run() -> None:
+        was = state(1_000 - 1)
+        commit, expected = was.commit_record(), b"".join(was.stream(was.commit_record()))
+        taking = Snapshots(every=0, clock=Clock(), counts=Counter())
+        assert was.is_small
+        taking.start(1, was.stream(commit), (), 0, 0, is_small=True)
+        was.merge.process("a", Stable(2**63 - 1))  # the merge goes on meanwhile
+        found, place = await collected(taking)
+        data = b"".join(found[b"snapshot/0/%d" % number] for number in range(place.chunks))
+        assert data == expected
+        assert (place.size, place.digest) == (len(data), hashlib.sha256(data).hexdigest())
+        assert restored([data]).commit_record() == commit
+        taking.close()
+
+    asyncio.run(run())
+
+
+def test_a_state_is_small_with_few_live_events_and_nothing_beside_them_that_may_be_large() -> None:
+    assert not state(1_000).is_small, "one more is alive for ever"
+    normalised = state(3)
+    replica = REPLICAS["a"].model_copy(update={"normalise": True})
+    normalised.replicas.states["a"].replica = replica
+    assert not normalised.is_small
+
+
 def test_each_snapshot_has_a_slot_of_its_own_beside_those_that_stay() -> None:
     async def run() -> list[int]:
         was, slots = state(3), []

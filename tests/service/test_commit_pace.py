@@ -85,7 +85,7 @@ def test_commits_are_the_further_apart_the_more_tasks_are_behind() -> None:
     reader.tasks = cast(Any, dict.fromkeys(range(5)))
     assert reader.commit_seconds == 0.2
     reader.tasks = cast(Any, dict.fromkeys(range(64)))
-    assert reader.commit_seconds == 1.0
+    assert reader.commit_seconds == 2.56
     source.readable = 10
     assert reader.commit_seconds == 0.0
 

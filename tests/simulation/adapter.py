@@ -17,7 +17,7 @@ from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.log import Log
 from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.source import TopicPartition
-from lmerge_service.merge import recovery
+from lmerge_service.merge import recovery, task_state
 from lmerge_service.merge.commit_record import COMMIT_KEY, CommitRecord
 from lmerge_service.merge.decisions import folding, reading
 from lmerge_service.merge.decisions.control_log import LoggedControl
@@ -166,6 +166,7 @@ def machine(chance: Random, folded: Random | None = None) -> Iterator[Counter[st
             patch.object(folding, "_LOOK_SECONDS", folded.choice([(0.1, 1.0), (0.5, 5.0)])),
             patch.object(reading, "_FAR", folded.choice([0, 3, 2_000])),
             patch.object(reading, "_PIECE", folded.choice([1, 3, 1_000])),
+            patch.object(task_state, "_FEW_EVENTS", folded.choice([-1, 5, 1_000])),
             patch.object(uuid, "uuid4", lambda: uuid.UUID(int=chance.getrandbits(128), version=4)),
         ):
             yield logged

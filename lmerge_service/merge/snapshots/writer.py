@@ -9,7 +9,8 @@ Theory
         commit 7 ── fork        commit 8, chunks 0 1   commit 9, chunk 2   commit 10: snapshot of 7
                      └─ writer: chunk 0, 1, 2, digest ─▶ pipe
 
-    The pipe bounds what is in memory: the writer waits until its chunks are taken.
+    The pipe bounds what is in memory: the writer waits until its chunks are taken. A small state is
+    written at once (`written_at_once`), and goes the same way from there.
 
 Who owns what
     `Snapshots` owns the forked writer while one is taken; `close` ends it.
@@ -30,6 +31,7 @@ import structlog
 
 from lmerge_service.merge.commit_record import SnapshotPlace, chunk_key
 from lmerge_service.merge.snapshots.forked_writer import ForkedWriter
+from lmerge_service.merge.snapshots.written_at_once import WrittenAtOnce
 
 __all__ = ("SnapshotTurns", "Snapshots")
 
@@ -106,16 +108,19 @@ class Snapshots:
         places: tuple[SnapshotPlace, ...],
         output: int,
         records: int,
+        *,
+        is_small: bool = False,
     ) -> None:
-        """Begins one of the state as it is at this instant: `stream` is what makes its bytes.
-        `places` are the snapshots that shall stay; a recovery by this one reads the output from
-        the offset `output` on, before which there are so many `records`."""
+        """Begins one of the state as it is at this instant: `stream` is what makes its bytes, at
+        once if they are few (`is_small`). `places` are the snapshots that shall stay; a recovery by
+        this one reads the output from the offset `output` on, before which there are so many
+        `records`."""
         slot = min(set(range(_SLOTS)) - {place.slot for place in places})
         self._merged = 0
         self._turns.under_way += 1
-        self._taking = _Taking(
-            slot, transaction, stream, output, records, self._clock(), self._news
-        )
+        began = self._clock()
+        writer = WrittenAtOnce(stream) if is_small else ForkedWriter(stream)
+        self._taking = _Taking(slot, transaction, writer, output, records, began, self._news)
 
     async def ready(self) -> None:
         """Returns when there is something to commit."""
@@ -173,13 +178,13 @@ class Snapshots:
 
 
 class _Taking:
-    """A snapshot under way: its forked writer, and the chunks that have arrived."""
+    """A snapshot under way: its writer, and the chunks that have arrived."""
 
     def __init__(
         self,
         slot: int,
         transaction: int,
-        stream: Iterator[bytes],
+        writer: ForkedWriter | WrittenAtOnce,
         output: int,
         records: int,
         started: float,
@@ -196,7 +201,7 @@ class _Taking:
         self._count = self._handed_out = self._stored = self._size = 0
         self._whole = False
         self._first = self._last = 0
-        self._writer = ForkedWriter(stream)
+        self._writer = writer
         self._reading = asyncio.create_task(self._read(), name="snapshot")
 
     async def _read(self) -> None:

@@ -67,7 +67,7 @@ _FEW: Final = 1_000
 _RATE_SECONDS, _BEHIND_SECONDS = 2.0, 0.5
 _MEASURED_SECONDS: Final = 0.005
 """For so long it is not looked again how much is to be read, which each of the tasks asks."""
-_COMMIT_SECONDS, _LONGEST_COMMIT_SECONDS = 0.04, 1.0
+_COMMIT_SECONDS, _LONGEST_COMMIT_SECONDS = 0.04, 3.0
 """Between two commits of a task, for each task of a worker that is behind: a commit takes some
 4 ms, so that all of them take a tenth of its time."""
 _FETCH_BYTES: Final = 2 << 20

@@ -9,7 +9,7 @@ Theory
 
 Cost
     A document has O(tasks + replicas + `MOST_ROWS`) rows. To make one of 6,400 rows takes half a
-    second of the processor, in which nothing is merged; so it is shown again for ten times as long.
+    second of the processor, in which nothing is merged; so it is shown again for 20 times as long.
 """
 
 import time
@@ -25,12 +25,12 @@ MOST_ROWS: Final = 1_000
 """More rows, one for each replica and task, are not shown at once."""
 
 
-_REST: Final = 10
+_REST: Final = 20
 """For so many times as long as it took to make, a document is the latest."""
 
 
 class Reused:
-    """The status, made anew where that takes no more than a tenth of the worker's time, however
+    """The status, made anew where that takes no more than 5 % of the worker's time, however
     often it is asked for."""
 
     def __init__(
