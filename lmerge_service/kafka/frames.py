@@ -71,6 +71,7 @@ class Frames(asyncio.StreamReader):
                 await self._wait_for_data("readexactly")  # type: ignore[attr-defined]
         finally:
             self._place = None
+            place.release()  # while there is a view of them, its bytes would be copied
         return whole.getvalue()
 
 

@@ -1,6 +1,7 @@
 """Long answers are read in place: the same bytes as from asyncio's reader, however they arrive."""
 
 import asyncio
+import io
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -65,6 +66,23 @@ def _contexts(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     its = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     its.load_cert_chain(server.certificate, server.key)
     return ours, its
+
+
+def test_a_long_answer_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = list[int]()
+
+    class Noting(io.BytesIO):
+        def __init__(self, place: bytes) -> None:
+            places.append(id(place))
+            super().__init__(place)
+
+    monkeypatch.setattr(io, "BytesIO", Noting)
+
+    async def use(reader: asyncio.StreamReader) -> None:
+        answer = await reader.readexactly(3 * LONG)
+        assert [id(answer)] == places
+
+    asyncio.run(connected([bytes(3 * LONG)], use))
 
 
 def test_an_answer_behind_a_long_one_is_read_by_tls_as_well(tmp_path: Path) -> None:
