@@ -87,6 +87,11 @@ impl Elements {
     }
 }
 
+/// The partition, of so many, that Kafka's producers take for a payload as a key.
+fn route(payload: &[u8], partitions: u32) -> usize {
+    ((murmur2(payload) & 0x7fff_ffff) % partitions) as usize
+}
+
 struct Classes {
     insert: Py<PyType>,
     adjust: Py<PyType>,
@@ -319,7 +324,7 @@ impl Batch {
 
     /// Of each element with a payload the partition that Kafka's producers take for it as a key.
     fn routes(&self, partitions: u32) -> Vec<u32> {
-        let route = |rec| (murmur2(self.elements.payload(rec)) & 0x7fff_ffff) % partitions;
+        let route = |rec| route(self.elements.payload(rec), partitions) as u32;
         self.elements.events().map(route).collect()
     }
 
@@ -358,6 +363,22 @@ impl Batch {
             part.elements.push(rec, self.elements.payload(rec));
         }
         Ok(parts)
+    }
+
+    /// `divided` by `routes`.
+    fn parted(&self, partitions: u32) -> Vec<Batch> {
+        let mut parts: Vec<Batch> = (0..partitions).map(|_| Batch::default()).collect();
+        for rec in &self.elements.recs {
+            if rec.kind == Kind::Stable {
+                parts.iter_mut().for_each(|part| part.elements.add(*rec));
+                continue;
+            }
+            let payload = self.elements.payload(rec);
+            parts[route(payload, partitions)]
+                .elements
+                .push(rec, payload);
+        }
+        parts
     }
 
     /// The latest vs of elements for other partitions; the least time where there are none.

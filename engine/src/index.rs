@@ -8,7 +8,7 @@ use pyo3::types::{PyBytes, PyList};
 
 use crate::batch::Batch;
 use crate::element::NONE;
-use crate::r3::{Breach, BreachKind, Counts, Index, Input};
+use crate::r3::{Breach, BreachKind, Counts, Emitted, Index, Input, Standing};
 use crate::turns::{Stop, Turns};
 
 /// (slot, kind, place in the batch, the output's event, the ends that inputs give it by slot).
@@ -19,6 +19,13 @@ type Breached<'py> = (
     Option<(Bound<'py, PyBytes>, i64, i64)>,
     Vec<(usize, i64)>,
 );
+
+/// An input as stables need it: slot, joined, stable, joining_at, gap_until.
+type Attached = (usize, bool, i64, i64, i64);
+
+/// Of a partition's stable, the output's, stables sent, stables emitted, and what was emitted before
+/// them: inserts, adjusts, removals.
+type Moved = (i64, i64, u64, u64, (u64, u64, u64));
 
 /// vs, payloads, the output's ends, for each slot asked for its ends, and by place the slots that
 /// are to blame, and those that only claim.
@@ -63,6 +70,16 @@ fn known(end: i64) -> Option<i64> {
     (end != NONE).then_some(end)
 }
 
+fn attached((slot, joined, stable, joining_at, gap_until): Attached) -> Input {
+    Input {
+        slot,
+        joined,
+        stable,
+        joining_at,
+        gap_until,
+    }
+}
+
 /// The places of slots in an order.
 fn places(slots: &[usize], order: &[usize]) -> Vec<usize> {
     (0..order.len())
@@ -96,27 +113,43 @@ impl NativeIndex {
         self.index.forget(slot);
     }
 
-    /// See `r3::Index::take`. Returns where it has stopped, (inserts, adjusts, late, first), and
-    /// breaches.
-    #[allow(clippy::too_many_arguments)]
-    fn take<'py>(
+    /// See `r3::Index::take_on`: of `inputs` the one at `sender` sends what is `given`; `stables` are
+    /// its partition's, the least of its other partitions, the output's, and how far that stays
+    /// behind. Returns where it has stopped, (inserts, adjusts, late, first), how stables have moved,
+    /// and breaches.
+    #[allow(clippy::too_many_arguments, clippy::type_complexity)]
+    fn take_on<'py>(
         &mut self,
         py: Python<'py>,
-        slot: usize,
+        inputs: Vec<Attached>,
+        sender: usize,
+        stables: (i64, i64, i64, i64),
         given: &Batch,
         at: usize,
-        own_stable: i64,
-        max_stable: i64,
         out: &mut Batch,
-    ) -> (usize, (u64, u64, u64, u64), Vec<Breached<'py>>) {
+    ) -> PyResult<(usize, (u64, u64, u64, u64), Moved, Vec<Breached<'py>>)> {
+        if sender >= inputs.len() || at > given.elements.len() {
+            return Err(PyValueError::new_err("there are fewer inputs, or elements"));
+        }
+        let (own, others, max_stable, lag) = stables;
+        let mut standing = Standing {
+            inputs: inputs.into_iter().map(attached).collect(),
+            sender,
+            own,
+            others,
+            max_stable,
+            lag,
+            sent: 0,
+            stables: 0,
+            emitted: Emitted::default(),
+        };
         let (mut counts, mut found) = (Counts::default(), vec![]);
-        let at = self.index.take(
-            slot,
+        let elements = &mut out.elements;
+        let at = self.index.take_on(
+            &mut standing,
             &given.elements,
             at,
-            own_stable,
-            max_stable,
-            &mut out.elements,
+            elements,
             &mut counts,
             &mut found,
         );
@@ -126,7 +159,20 @@ impl NativeIndex {
             late,
             first,
         } = counts;
-        (at, (inserts, adjusts, late, first), breached(py, found))
+        let done = standing.emitted;
+        let moved = (
+            standing.own,
+            standing.max_stable,
+            standing.sent,
+            standing.stables,
+            (done.inserts, done.adjusts, done.removals),
+        );
+        Ok((
+            at,
+            (inserts, adjusts, late, first),
+            moved,
+            breached(py, found),
+        ))
     }
 
     /// Takes the elements of several inputs in their turns; see `turns`. Returns why it has stopped,
@@ -149,27 +195,17 @@ impl NativeIndex {
         }
     }
 
-    /// See `r3::Index::freeze`. `inputs` are (slot, joined, stable, joining_at, gap_until). Returns
-    /// (inserts, adjusts, removals) that were emitted, and breaches.
+    /// See `r3::Index::freeze`. Returns (inserts, adjusts, removals) that were emitted, and breaches.
     fn freeze<'py>(
         &mut self,
         py: Python<'py>,
         leader: usize,
         t: i64,
         max_stable: i64,
-        inputs: Vec<(usize, bool, i64, i64, i64)>,
+        inputs: Vec<Attached>,
         out: &mut Batch,
     ) -> ((u64, u64, u64), Vec<Breached<'py>>) {
-        let inputs: Vec<Input> = inputs
-            .into_iter()
-            .map(|(slot, joined, stable, joining_at, gap_until)| Input {
-                slot,
-                joined,
-                stable,
-                joining_at,
-                gap_until,
-            })
-            .collect();
+        let inputs: Vec<Input> = inputs.into_iter().map(attached).collect();
         let mut found = vec![];
         let done = self.index.freeze(
             leader,

@@ -63,6 +63,14 @@ pub struct Emitted {
     pub removals: u64,
 }
 
+impl Emitted {
+    fn add(&mut self, more: Emitted) {
+        self.inserts += more.inserts;
+        self.adjusts += more.adjusts;
+        self.removals += more.removals;
+    }
+}
+
 /// An attached input, as far as a stable needs it.
 #[derive(Clone, Copy)]
 pub struct Input {
@@ -71,6 +79,75 @@ pub struct Input {
     pub stable: i64,
     pub joining_at: i64,
     pub gap_until: i64,
+}
+
+/// What stables are decided by while one input sends, as `base.LMerge` has it.
+pub struct Standing {
+    /// All that are attached, in order.
+    pub inputs: Vec<Input>,
+    /// Which of them sends.
+    pub sender: usize,
+    /// The stable of its partition.
+    pub own: i64,
+    /// The least stable of its other partitions.
+    pub others: i64,
+    /// The output's stable point, and how far it stays behind.
+    pub max_stable: i64,
+    pub lag: i64,
+    /// Stables that the input has sent.
+    pub sent: u64,
+    /// Stables of the output, and what they had it emit before them.
+    pub stables: u64,
+    pub emitted: Emitted,
+}
+
+/// What a stable comes to.
+enum Outcome {
+    /// It moves nothing but its own input.
+    Noted(i64),
+    /// It moves the input, and then the output to a time.
+    Moves(i64, i64),
+    /// It breaks a rule, or inputs join, or another one leads: Python decides.
+    Unusual,
+}
+
+impl Standing {
+    fn outcome(&self, vc: i64) -> Outcome {
+        if vc < self.own {
+            return Outcome::Unusual;
+        }
+        let stable = vc.min(self.others);
+        let mut leader: Option<(usize, i64)> = None;
+        for (at, each) in self.inputs.iter().enumerate() {
+            let its = if at == self.sender {
+                stable
+            } else {
+                each.stable
+            };
+            if each.joined && leader.is_none_or(|(_, highest)| its > highest) {
+                leader = Some((at, its));
+            }
+        }
+        let Some((leader, highest)) = leader else {
+            return Outcome::Noted(stable);
+        };
+        let behind = if highest < INFINITY { self.lag } else { 0 };
+        let t = highest.saturating_sub(behind);
+        if t <= self.max_stable {
+            return Outcome::Noted(stable);
+        }
+        let joins = |each: &Input| !each.joined && each.joining_at <= t;
+        if leader != self.sender || self.inputs.iter().any(joins) {
+            return Outcome::Unusual;
+        }
+        Outcome::Moves(stable, t)
+    }
+
+    fn note(&mut self, vc: i64, stable: i64) {
+        self.sent += 1;
+        self.own = vc;
+        self.inputs[self.sender].stable = stable;
+    }
 }
 
 pub struct Node {
@@ -487,6 +564,50 @@ impl Index {
             at += 1;
         }
         at
+    }
+
+    /// Takes elements as `take`, and the stables among them, up to the end, to a stable that is
+    /// Python's matter, or behind one that has shown a breach; returns where it has stopped.
+    pub fn take_on(
+        &mut self,
+        standing: &mut Standing,
+        given: &Elements,
+        mut at: usize,
+        out: &mut Elements,
+        counts: &mut Counts,
+        breaches: &mut Vec<Breach>,
+    ) -> usize {
+        let slot = standing.inputs[standing.sender].slot;
+        loop {
+            let (own, max_stable) = (standing.own, standing.max_stable);
+            at = self.take(slot, given, at, own, max_stable, out, counts, breaches);
+            if at == given.len() {
+                return at;
+            }
+            let vc = given.rec(at).vs;
+            let t = match standing.outcome(vc) {
+                Outcome::Unusual => return at,
+                Outcome::Noted(stable) => {
+                    standing.note(vc, stable);
+                    at += 1;
+                    continue;
+                }
+                Outcome::Moves(stable, t) => {
+                    standing.note(vc, stable);
+                    t
+                }
+            };
+            let known = breaches.len();
+            let done = self.freeze(slot, t, max_stable, &standing.inputs, out, breaches);
+            out.add(Rec::stable(t));
+            standing.max_stable = t;
+            standing.stables += 1;
+            standing.emitted.add(done);
+            at += 1;
+            if breaches.len() > known {
+                return at;
+            }
+        }
     }
 
     /// Takes the element at a place, which is no stable.

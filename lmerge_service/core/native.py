@@ -4,8 +4,9 @@ Theory
     The engine (`engine/`) has the index of case R3 and what elements and stables do to it under
     the policies that it knows. Elements come to it in a `Batch`, which it makes of records itself,
     or of elements, and what it emits is a `Batch` again: a sequence of elements, which are made
-    when somebody looks at them. At each stable Python is asked, as by every operator: which stable
-    the output's is, and who leads, is decided in `LMerge`.
+    when somebody looks at them. A stable that does no more than move its input, and the output
+    behind it, is taken there as well. At any other Python is asked, as by every operator: where it
+    breaks a rule, where inputs join, where another input leads, that is decided in `LMerge`.
 
     It is the same operator as LMR3: equal elements give equal elements, in the same order, equal
     breaches, counts and snapshots, so that either goes on from the other's state. LMR3 defines what
@@ -95,20 +96,62 @@ class NativeLMR3(LMerge):
     ) -> Batch:
         given = elements if isinstance(elements, Batch) else Batch(elements)
         out, at, size = Batch(), 0, len(given)
-        slot, index = self._slots[source], self._index
+        sender = [*self.inputs.values()].index(source)
         while True:
-            own_stable = source.stables[partition]
-            at, counts, breaches = index.take(slot, given, at, own_stable, self.max_stable, out)
+            of = source.stables
+            others = INFINITY if len(of) == 1 else min(of[:partition] + of[partition + 1 :])
+            stables = of[partition], others, self.max_stable, self._lag
+            at, counts, moved, breaches = self._index.take_on(
+                self._attached(), sender, stables, given, at, out
+            )
             self._count(source, counts)
+            self._moved(source, partition, moved)
             for breach in breaches:
-                assert breach[2] is not None
-                self._breached(given[breach[2]], breach)
+                place = breach[2]
+                self._breached(Stable(self.max_stable) if place is None else given[place], breach)
             if at == size:
                 return out
-            stable = given[at]
-            assert isinstance(stable, Stable)
-            self._stable(source, stable, partition, out)
-            at += 1
+            element = given[at]
+            if type(element) is Stable:  # else its breaches were to be recorded first
+                self._stable(source, element, partition, out)
+                at += 1
+
+    def _attached(self) -> list[tuple[int, bool, int, int, int]]:
+        """The inputs as stables need them."""
+        slots = self._slots
+        return [
+            (slots[each], each.joined, each.stable, each.joining_at, each.gap_until)
+            for each in self.inputs.values()
+        ]
+
+    def _moved(
+        self,
+        source: Input,
+        partition: int,
+        moved: tuple[int, int, int, int, tuple[int, int, int]],
+    ) -> None:
+        """Takes note of stables of an input, by which it leads where they have moved the output."""
+        own, max_stable, sent, stables, emitted = moved
+        if not sent:
+            return
+        source.stables_in += sent
+        source.advance(partition, own)
+        if not stables:
+            return
+        stats, self.max_stable = self._stats, max_stable
+        stats.stables += stables
+        if stats.leader != source.name:
+            stats.switches += stats.leader is not None
+            stats.leader = source.name
+        self._emitted(source, emitted)
+
+    def _emitted(self, leader: Input, emitted: tuple[int, int, int]) -> None:
+        """Counts what stables of who leads had the output emit."""
+        inserts, adjusts, removals = emitted
+        leader.first += inserts
+        self._stats.inserts += inserts
+        self._stats.adjusts += adjusts
+        self._stats.removals += removals
 
     def turns(self, order: str) -> Turns:
         """The inputs, attached and joined, to be taken in turn: round-robin, sequential, or random,
@@ -186,17 +229,9 @@ class NativeLMR3(LMerge):
     # --- stables ------------------------------------------------------------------------------
 
     def _freeze(self, voters: Sequence[Input], t: int, out: Any) -> None:
-        leader, slots = voters[0], self._slots
-        inputs = [
-            (slots[each], each.joined, each.stable, each.joining_at, each.gap_until)
-            for each in self.inputs.values()
-        ]
-        counts, breaches = self._index.freeze(slots[leader], t, self.max_stable, inputs, out)
-        inserts, adjusts, removals = counts
-        leader.first += inserts
-        self._stats.inserts += inserts
-        self._stats.adjusts += adjusts
-        self._stats.removals += removals
+        leader, inputs = voters[0], self._attached()
+        emitted, breaches = self._index.freeze(self._slots[leader], t, self.max_stable, inputs, out)
+        self._emitted(leader, emitted)
         for breach in breaches:
             self._breached(Stable(t), breach)
 

@@ -199,6 +199,13 @@ class Router:
             return self.partitions_of(batch.payloads())
         return batch.routes(self.partitions)
 
+    def divided(self, batch: "Batch") -> Sequence["Batch"]:
+        """By partition the elements of a batch of the engine's that belong to it, and all
+        stables."""
+        if self._fields:
+            return batch.divided(self.routes_of(batch), self.partitions)
+        return batch.parted(self.partitions)
+
     def _found(self, payloads: Iterable[bytes]) -> dict[bytes, int]:
         """The routes of payloads, each once, that the young generation does not hold."""
         old = self._old.get

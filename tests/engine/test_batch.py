@@ -90,7 +90,9 @@ def test_it_is_divided_as_elements_are(fields: tuple[str, ...]) -> None:
     batch = Batch(elements)
     routes = router.routes_of(batch)
     assert routes == [router.partition_of(e.payload) for e in elements if isinstance(e, Insert)]
-    for partition, part in enumerate(batch.divided(routes, 4)):
+    parted = router.divided(batch)
+    assert [*map(list, parted)] == [*map(list, batch.divided(routes, 4))]
+    for partition, part in enumerate(parted):
         one, other = Ownership(router, partition), Ownership(router, partition)
         assert list(one.select(batch)) == other.select(elements) == list(part)
         assert one.elsewhere == other.elsewhere == batch.latest_elsewhere(routes, partition)

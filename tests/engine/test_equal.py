@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable
 from random import Random
 from typing import Any
 
+import pytest
+
 from lmerge_service.core import LMerge, Policy, lmerge
 from lmerge_service.core.factory import restore
 from lmerge_service.core.lmr3 import LMR3
@@ -176,3 +178,43 @@ def test_queues_do_not_grow_with_what_is_revised() -> None:
         merge.process_batch("x", [Adjust(b"1", 0, end, end + 1), Insert(b"3", 50, 60)])
         merge.process_batch("x", [Adjust(b"3", 50, 60, 50)])
         merge.check()
+
+
+def test_stables_that_only_move_the_output_are_not_pythons_matter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A regression, one by which an input joins, and one of an input behind which another leads
+    are; the output, breaches and counts are the same."""
+    asked: list[int] = []
+    stable = NativeLMR3._stable
+
+    def noting(merge: NativeLMR3, source: Any, element: Stable, *rest: Any) -> None:
+        asked.append(element.vc)
+        stable(merge, source, element, *rest)
+
+    monkeypatch.setattr(NativeLMR3, "_stable", noting)
+    pair = Pair(Policy(stable="lag(10)"))
+    pair.both(lambda merge: merge.attach("a", partitions=2))
+    pair.both(lambda merge: merge.attach("b", joining_at=50))
+    events = [Insert(b"%d" % n, n, n + 25) for n in range(100)]
+
+    def take(name: str, elements: list[Element], partition: int = 0) -> None:
+        pair.same(*pair.both(lambda merge: merge.process_batch(name, list(elements), partition)))
+
+    take("a", [*events[:40], Stable(5), Stable(5), Adjust(b"30", 30, 55, 57), Stable(30)])
+    take("a", [Stable(20), *events[40:80], Stable(40)], 1)
+    assert asked == []
+    take("a", [Stable(39)], 1)
+    assert asked == [39], "it goes back"
+    take("a", [Stable(70), Stable(75)])
+    assert asked == [39]
+    take("a", [Stable(80), Stable(90)], 1)
+    assert asked == [39, 80], "b joins by it"
+    take("b", [*events[:20], Stable(90), events[0], *events[60:], Stable(99)])
+    assert asked == [39, 80], "what it lacks is blamed behind the stable"
+    pair.both(lambda merge: merge.detach("b"))
+    take("a", [Stable(INFINITY)])
+    take("a", [Stable(INFINITY)], 1)
+    assert asked == [39, 80]
+    assert pair.emitted[-1] == Stable(INFINITY)
+    assert sum(type(each) is Stable for each in pair.emitted) == pair.native.stats().stables

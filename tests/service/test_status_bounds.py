@@ -161,9 +161,9 @@ def test_a_status_that_took_long_is_shown_again_for_a_while(worker: Worker) -> N
 
     latest = Reused(make, lambda: now, lambda: spent)
     assert latest() is latest() is made[0]
-    now = 4.9
+    now = 9.9
     assert latest() is made[0]
-    now = 5.0
+    now = 10.0
     assert latest() is made[1]
     assert len(made) == 2
 

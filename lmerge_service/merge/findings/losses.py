@@ -28,7 +28,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lmerge_service.core import LMerge
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert
@@ -44,8 +44,7 @@ _PENDING = 10_000
 _STABLES = 4_096
 
 
-@dataclass(frozen=True, slots=True)
-class _Moved:
+class _Moved(NamedTuple):
     """The output's stable moved."""
 
     vc: int

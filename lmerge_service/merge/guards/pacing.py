@@ -13,7 +13,8 @@ from typing import Final
 
 from lmerge_service.config.topology import Limits
 from lmerge_service.core import LMerge
-from lmerge_service.formats.headers import RecordLike
+from lmerge_service.formats.headers import TimedRecord
+from lmerge_service.kafka.records import value_bytes
 from lmerge_service.merge.guards.flow_control import (
     EventBytes,
     FlowControl,
@@ -48,8 +49,11 @@ class Pacing:
         """Names of replicas."""
         return self._flow.paused
 
-    def read(self, records: Sequence[RecordLike]) -> None:
+    def read(self, records: Sequence[TimedRecord]) -> None:
         """These were read."""
+        if type(records) is not list:  # the engine's
+            self._sizes.add(len(records), value_bytes(records))
+            return
         some = [len(record.value or b"") for record in records[::_EVERY]]
         self._sizes.add(len(some), sum(some))
 

@@ -196,8 +196,7 @@ class SharedInput(Generic[T]):
         all, also for those that are not here."""
         assert self.router is not None
         if (batch := as_batch(elements)) is not None:
-            parted = batch.divided(self.router.routes_of(batch), self.router.partitions)
-            return dict(enumerate(parted))
+            return dict(enumerate(self.router.divided(batch)))
         parts = defaultdict[int, list[Element]](list)
         if any(type(e) is Stable for e in elements):
             parts.update((number, []) for number in range(self.router.partitions))
