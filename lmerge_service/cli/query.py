@@ -6,13 +6,19 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 
 from lmerge_service.cli.options import App, Json, argument, flag, option
+from lmerge_service.cli.query_costs import (
+    CalibrationFile,
+    CostOptions,
+    Sample,
+    calibration_file,
+    known_streams,
+)
 from lmerge_service.cli.query_target import QueryTarget
 from lmerge_service.cli.streams import check_files
 from lmerge_service.cli.words import report
 from lmerge_service.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from lmerge_service.offline.recorded_facts import Recorded
     from lmerge_service.queries.physical import PhysicalPlan
     from lmerge_service.queries.plan import Query
     from lmerge_service.queries.sampling import PlanSample
@@ -60,14 +66,20 @@ def explain(
         default=[],
         show_default=False,
     ),
+    *,
+    costs: CostOptions,
 ) -> None:
     """Explain a query: its tree, its physical plans, and what is known before they run.
 
     A plan has the same number in every process. LMerge's case is that of the plans shown. With a
-    sample, each plan runs over it: how many elements an event of the result costs, the most state,
-    how far the stable point is behind (in the unit of the times), and the processor's time.
+    sample, or with --stream, the costs of each plan are estimated, node by node: how many elements
+    it emits, and how many for an event (ρ), its state, how far its stable point is behind (in the
+    unit of the times), and the processor's time. Over a sample each plan also runs, and the same is
+    measured.
 
     Example: `lmerge query explain queries.py:delays --sample facts.jsonl`
+
+    Example: `lmerge query explain queries.py:delays --stream 20000 --memory 512 --cores 1`
 
     Example: `lmerge query explain queries.py --sql 'SELECT origin FROM flights WHERE delay > 15'`
     """
@@ -82,26 +94,59 @@ def explain(
         return
     every = numbered_plans(query, plans)
     document, lines = explained_document(query, every), [*explained_lines(query, every)]
-    if sample:
-        costs, more = _sampled(query, every, sample)
-        document["sample"] = costs
-        lines += more
+    if sample or costs.stream:
+        more, shown = _costs(query, every, sample, costs, target.unit)
+        document |= more
+        lines += shown
     report(document, *lines, as_json=json)
 
 
-def _sampled(
-    query: "Query", plans: Sequence["PhysicalPlan"], inputs: Sequence[str]
+def _costs(
+    query: "Query",
+    plans: Sequence["PhysicalPlan"],
+    inputs: Sequence[str],
+    costs: CostOptions,
+    unit: str,
 ) -> tuple[dict[str, Any], list[str]]:
-    """What the plans cost over recorded input, for programs and for people."""
+    """What the plans cost, for programs and for people: estimated, and over recorded input also
+    measured."""
+    from lmerge_service.cli.query_estimated import estimated_document, estimated_lines
     from lmerge_service.cli.query_sampled import sampled_document, sampled_lines
+    from lmerge_service.queries.costs.estimating import estimate
 
-    recorded, found = _samples(query, plans, inputs)
-    return sampled_document(recorded, found), [*sampled_lines(recorded, found)]
+    document, lines = dict[str, Any](), list[str]()
+    if inputs:
+        if costs.stream:
+            raise ConfigurationError("--sample and --stream both say how facts come: give one")
+        sample = _sample(query, inputs)
+        known, _ = sample.known(plans)
+        found = _samples(sample, plans)
+        document["sample"] = sampled_document(sample.recorded, found)
+        lines += sampled_lines(sample.recorded, found)
+    else:
+        known = known_streams(query, costs.stream or ())
+    units, budget = costs.units(), costs.budget(unit)
+    estimates = [estimate(plan, known, units) for plan in plans]
+    document["estimated"] = estimated_document(estimates, budget)
+    advice = None
+    if units is None:
+        advice = "for time and memory, run `lmerge query calibrate` once on this machine"
+    elif any(each.unknown for each in estimates):
+        advice = "how long functions take, only a sample shows: give --sample"
+    lines += estimated_lines(estimates, budget, advice)
+    return document, lines
 
 
-def _samples(
-    query: "Query", plans: Sequence["PhysicalPlan"], inputs: Sequence[str]
-) -> tuple["Recorded", list["PlanSample"]]:
+def _sample(query: "Query", inputs: Sequence[str]) -> Sample:
+    """Recorded input of a query."""
+    from lmerge_service.offline.recorded_facts import Recorded
+    from lmerge_service.queries.logical import sources
+
+    recorded = Recorded(query.plan, _files(list(sources(query.plan)), inputs))
+    return Sample(recorded, list(recorded.steps()))
+
+
+def _samples(sample: Sample, plans: Sequence["PhysicalPlan"]) -> list["PlanSample"]:
     """Each plan over recorded input, by the processor's time."""
     from contextlib import nullcontext
     from time import process_time_ns
@@ -109,27 +154,57 @@ def _samples(
     from rich.progress import MofNCompleteColumn
 
     from lmerge_service.cli.progress import bars, is_shown
-    from lmerge_service.offline.recorded_facts import Recorded
-    from lmerge_service.queries.logical import sources
     from lmerge_service.queries.sampling import sampled
 
-    recorded = Recorded(query.plan, _files(list(sources(query.plan)), inputs))
-    steps = list(recorded.steps())
     with bars(MofNCompleteColumn()) if is_shown() else nullcontext() as progress:
         task = progress.add_task("plans over the sample", total=len(plans)) if progress else None
         found = []
         for plan in plans:
-            found.append(sampled(plan, steps, process_time_ns))
+            found.append(sampled(plan, sample.steps, process_time_ns))
             if progress and task is not None:
                 progress.advance(task)
-    return recorded, found
+    return found
+
+
+@app.command()
+def calibrate(calibration: CalibrationFile = None, json: Json = False) -> None:
+    """Measure what work and state cost on this machine, for `explain` and `choose`.
+
+    Once for each machine and version: it takes a minute, and should have the machine for itself.
+
+    Example: `lmerge query calibrate`
+    """
+    from contextlib import nullcontext
+    from time import process_time_ns
+
+    from rich.progress import MofNCompleteColumn
+
+    from lmerge_service.cli.progress import bars, is_shown
+    from lmerge_service.queries.costs.calibrating import calibrated
+    from lmerge_service.queries.costs.units import write_units
+
+    place = calibration_file(calibration)
+    with bars(MofNCompleteColumn()) if is_shown() else nullcontext() as progress:
+        task = progress.add_task("plans", total=None) if progress else None
+
+        def shown(done: int, of: int) -> None:
+            if progress and task is not None:
+                progress.update(task, completed=done, total=of)
+
+        units = calibrated(process_time_ns, shown)
+    write_units(place, units)
+    line = f"{place}: the costs of {len(units.nanoseconds)} units of work, {units.error:.0%} off"
+    document = {"file": str(place), "error": units.error, "nanoseconds": units.nanoseconds}
+    report(document | {"bytes": units.bytes}, line, as_json=json)
 
 
 @app.command("choose")
 def choose_plans(
     target: QueryTarget,
     inputs: list[str] = argument(
-        "FACTS", "Recorded facts or elements, as `lmerge query check` takes them."
+        "[FACTS]",
+        "Recorded facts or elements, as `lmerge query check` takes them; or --stream.",
+        default=[],
     ),
     count: int = option("N", "So many plans.", "--plans", "-n", default=3, min=1, max=16),
     slack: float = option(
@@ -143,28 +218,37 @@ def choose_plans(
         min=0,
     ),
     json: Json = False,
+    *,
+    costs: CostOptions,
 ) -> None:
-    """Choose the plans that replicas of a query should run, by what each costs over a sample.
+    """Choose the plans that replicas of a query should run, by what each is estimated to cost.
 
     The cheapest, then of those that are cheap enough always the one that differs most from the
-    others: in how it computes, and in the facts that are dear for it. Exit code 1 if there are not
-    so many.
+    others: in how it computes, and in the facts that are dear for it. A plan that would take more
+    than 80 % of --memory or --cores is none. Exit code 1 if there are not so many.
 
     Example: `lmerge query choose queries.py:delays facts.jsonl --plans 3`
     """
     from lmerge_service.cli.query_sampled import chosen_document, chosen_lines
-    from lmerge_service.queries.choosing import choose, excluded
+    from lmerge_service.queries.choosing import choose, excluded, priced
     from lmerge_service.queries.plan_numbering import numbered_plans
 
-    query = target.query()
+    if bool(inputs) == bool(costs.stream):
+        raise ConfigurationError("give FACTS, or how they come by --stream")
+    query, units = target.query(), costs.needed_units()
     plans = numbered_plans(query)
-    _, samples = _samples(query, plans, inputs)
-    out = [*excluded(samples, slack=slack, most_lag=most_lag)]
-    chosen = choose(plans, samples, count, slack=slack, most_lag=most_lag)
+    if inputs:
+        known, parts = _sample(query, inputs).known(plans)
+    else:
+        known, parts = known_streams(query, costs.stream or ()), []
+    prices, budget = priced(plans, known, units, parts), costs.budget(target.unit)
+    out = [*excluded(prices, slack=slack, most_lag=most_lag, budget=budget)]
+    chosen = choose(prices, count, slack=slack, most_lag=most_lag, budget=budget)
     if not chosen:
-        raise ConfigurationError(f"no plan is at most {most_lag:,} behind: raise --max-lag")
-    lines = chosen_lines(chosen, out, plans, samples)
-    report(chosen_document(chosen, out, samples), *lines, as_json=json)
+        number, why = out[0]
+        raise ConfigurationError(f"no plan fits; plan {number}: {why}")
+    lines = chosen_lines(chosen, out, prices)
+    report(chosen_document(chosen, out, prices), *lines, as_json=json)
     if len(chosen) < count:
         raise typer.Exit(1)
 

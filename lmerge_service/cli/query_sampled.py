@@ -4,10 +4,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from lmerge_service.cli.query_estimated import size
+
 if TYPE_CHECKING:
     from lmerge_service.offline.recorded_facts import Recorded
-    from lmerge_service.queries.choosing import ChosenPlan
-    from lmerge_service.queries.physical import PhysicalPlan
+    from lmerge_service.queries.choosing import ChosenPlan, PlanCost
     from lmerge_service.queries.sampling import OperatorSample, PlanSample
 
 __all__ = ("chosen_document", "chosen_lines", "sampled_document", "sampled_lines")
@@ -68,30 +69,37 @@ def _plan_document(plan: "PlanSample") -> dict[str, Any]:
 
 
 def chosen_lines(
-    chosen: Sequence["ChosenPlan"],
-    out: Sequence[tuple[int, str]],
-    plans: Sequence["PhysicalPlan"],
-    samples: Sequence["PlanSample"],
+    chosen: Sequence["ChosenPlan"], out: Sequence[tuple[int, str]], costs: Sequence["PlanCost"]
 ) -> Iterator[str]:
-    """The plans that were chosen, what they cost, and why; then those that were not considered."""
+    """The plans that were chosen, why, and what they cost; then those that were not considered."""
     from lmerge_service.queries.plan_numbering import summary
     from lmerge_service.queries.properties import case
 
     for number, why in chosen:
-        yield f"plan {number} ({summary(plans[number - 1])}): {why}"
-        yield f"  {', '.join(_words(samples[number - 1]))}"
-    yield f"merged: {case([plans[number - 1] for number, _ in chosen])}"
+        cost = costs[number - 1]
+        yield f"plan {number} ({summary(cost.plan)}): {why}"
+        yield (
+            f"  {cost.nanoseconds / 1_000:.2f} µs an event, {size(cost.bytes)} of state, "
+            f"stable {cost.lag:,.0f} behind"
+        )
+    yield f"merged: {case([costs[number - 1].plan for number, _ in chosen])}"
     for number, why in out:
         yield f"not plan {number}: {why}"
 
 
 def chosen_document(
-    chosen: Sequence["ChosenPlan"], out: Sequence[tuple[int, str]], samples: Sequence["PlanSample"]
+    chosen: Sequence["ChosenPlan"], out: Sequence[tuple[int, str]], costs: Sequence["PlanCost"]
 ) -> dict[str, Any]:
     """The same for programs."""
     return {
         "plans": [
-            {"number": number, "why": why} | _plan_document(samples[number - 1])
+            {
+                "number": number,
+                "why": why,
+                "nanoseconds": costs[number - 1].nanoseconds,
+                "bytes": costs[number - 1].bytes,
+                "lag": costs[number - 1].lag,
+            }
             for number, why in chosen
         ],
         "not_considered": [{"number": number, "why": why} for number, why in out],

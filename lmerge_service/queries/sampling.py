@@ -34,7 +34,7 @@ from lmerge_service.queries.network import Network
 from lmerge_service.queries.physical import PhysicalPlan
 from lmerge_service.tdb import TDB
 
-__all__ = ("OperatorSample", "PlanSample", "sampled")
+__all__ = ("OperatorSample", "PlanSample", "batch_of", "sampled")
 
 _BATCHES: Final = 100
 """A sample is taken in so many at least, as far as it has steps,"""
@@ -69,6 +69,8 @@ class PlanSample:
     """Of the result."""
     held: int = 0
     """The most entries of state at a time."""
+    mean_held: float = 0.0
+    """Behind a batch, on average."""
     lag: int | None = None
     """By how much of the application's time its stable point was behind the input's at the most;
     None if the sample shows none before its end."""
@@ -83,6 +85,11 @@ class PlanSample:
         return self.emitted / self.events if self.events else None
 
 
+def batch_of(steps: Sequence[Step]) -> int:
+    """How many steps of a sample are taken in at once."""
+    return min(_BATCH, 1 + len(steps) // _BATCHES)
+
+
 def sampled(
     plan: PhysicalPlan, steps: Sequence[Step], clock: Callable[[], int], batch: int | None = None
 ) -> PlanSample:
@@ -92,8 +99,8 @@ def sampled(
         ModuleError: a module of the user's raises.
     """
     network, found, result = plan.begin(clock), PlanSample(), TDB()
-    batch = batch or min(_BATCH, 1 + len(steps) // _BATCHES)
-    held = [0] * len(network.operators)
+    batch = batch or batch_of(steps)
+    held, total = [0] * len(network.operators), 0
     points = dict.fromkeys(logical.sources(plan.plan), START)
     for at in range(0, len(steps), batch):
         several = steps[at : at + batch]
@@ -111,8 +118,10 @@ def sampled(
         found.nanoseconds = spent
         held = [max(most, len(op)) for most, op in zip(held, network.operators, strict=True)]
         found.held = max(found.held, len(network))
+        total += len(network)
         _note_lag(found, min(points.values()), network.stable)
     found.events = len(result)
+    found.mean_held = total / max(len(found.batches), 1)
     found.operators = [*_operators(network, held)]
     return found
 

@@ -82,17 +82,3 @@ def test_a_sample_shows_what_each_plan_costs(file: str, tmp_path: Path, lmerge: 
     assert [(each["events"], each["emitted"]) for each in shown["plans"]] == [(2, 4), (2, 2)]
     done = lmerge(*explained, "--sample", "away.jsonl")
     assert (done.code, done.err.count("\n")) == (2, 1)
-
-
-def test_plans_are_chosen_by_a_sample(file: str, tmp_path: Path, lmerge: Lmerge) -> None:
-    statement = "SELECT COUNT(*) AS n FROM TUMBLE(departed, time, 3600000) GROUP BY window_start"
-    asked = ("query", "choose", file, str(tmp_path / "facts.jsonl"), "--sql", statement)
-    done = lmerge(*asked, "--slack", "1000", "-n", "2")
-    assert (done.code, done.err) == (0, "")
-    assert re.search(r"^plan \d+ .*: the cheapest\n", done.out)
-    assert "\nmerged: R" in done.out
-    shown = json.loads(lmerge(*asked, "--slack", "1000", "-n", "2", "--json").out)
-    assert len({each["number"] for each in shown["plans"]}) == 2
-    assert {each["events"] for each in shown["plans"]} == {2}
-    done = lmerge(*asked, "--max-lag", "0")
-    assert (done.code, done.err) == (2, "error: no plan is at most 0 behind: raise --max-lag\n")

@@ -1,0 +1,1 @@
+"""What plans cost, estimated from characteristics of their streams, before they run."""
