@@ -37,7 +37,17 @@ from lmerge_service.queries.physical import Choice, Emit, build
 from lmerge_service.queries.plan import count, facts, sum_
 from lmerge_service.tdb import reconstitute
 
-__all__ = ("PICTURES", "Outcome", "Setting", "arrivals", "draw", "measure", "outcome", "run")
+__all__ = (
+    "PICTURES",
+    "Outcome",
+    "Setting",
+    "arrivals",
+    "draw",
+    "measure",
+    "outcome",
+    "played",
+    "run",
+)
 
 Report: TypeAlias = "Callable[[str, str, Sequence[float]], None]"
 
@@ -102,11 +112,11 @@ def arrivals(count: int, disorder: float, every: int) -> Iterator[tuple[int, Ele
 
 def outcome(setting: Setting, size: int) -> Outcome:
     """What a plan makes of so many readings, one at a time."""
-    emitted, waits, state = _played(setting, size)
+    emitted, waits, state = played(setting, size)
     result = reconstitute(emitted)
     right = result
     if setting.memory is not None:
-        right = reconstitute(_played(replace(setting, memory=None), size)[0])
+        right = reconstitute(played(replace(setting, memory=None), size)[0])
     return Outcome(
         output=sum(type(each) is not Stable for each in emitted) / size,
         first=fmean(waits[0]) / SECOND,
@@ -116,9 +126,7 @@ def outcome(setting: Setting, size: int) -> Outcome:
     )
 
 
-def _played(
-    setting: Setting, size: int
-) -> tuple[list[Element], tuple[list[int], list[int]], float]:
+def played(setting: Setting, size: int) -> tuple[list[Element], tuple[list[int], list[int]], float]:
     """What came out, the waits for answers, and the entries of state on average."""
     network = build(
         recent, emit=setting.level, choices={readings: Choice(align=setting.blocking or None)}
@@ -188,8 +196,12 @@ PICTURES: Final[Mapping[str, Picture]] = {
         "Memory: Finalize(M) at the source, 30 % late by up to 40 s",
         "M, s",
         {
-            level: {each: Setting(level, memory=each * SECOND) for each in _SECONDS}
-            for level in ("on_update", "on_close")
+            "on_update": {each: Setting("on_update", memory=each * SECOND) for each in _SECONDS},
+            "on_close": {each: Setting("on_close", memory=each * SECOND) for each in _SECONDS},
+            "on_watermark behind Align(M)": {
+                each: Setting("on_watermark", blocking=each * SECOND, memory=each * SECOND)
+                for each in _SECONDS
+            },
         },
         ("output", "right", "state", "wrong"),
     ),

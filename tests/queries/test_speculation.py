@@ -8,9 +8,20 @@ from pathlib import Path
 import pytest
 
 from benchmarks.instants import Answers
-from benchmarks.speculation import PICTURES, SECOND, Outcome, Setting, arrivals, draw, outcome, run
+from benchmarks.speculation import (
+    PICTURES,
+    SECOND,
+    Outcome,
+    Setting,
+    arrivals,
+    draw,
+    outcome,
+    played,
+    run,
+)
 from lmerge_service.elements import INFINITY, Adjust, Insert
 from lmerge_service.tdb import reconstitute
+from tests.queries.vectors import vectors
 
 _READINGS = 240
 
@@ -87,6 +98,37 @@ def test_on_close_waits_for_stables_and_on_update_does_not() -> None:
     assert _rise([each.right for each in closing])
     assert len({each.right for each in eager}) == 1
     assert _rise([each.state for each in eager])
+
+
+def _adjusts(setting: Setting) -> int:
+    return sum(type(element) is Adjust for element in played(setting, _READINGS)[0])
+
+
+def test_the_corners_and_edges_of_the_triangle() -> None:
+    """`sp-levels`: how long it blocks, and how long it remembers."""
+    case = vectors("speculative")["sp-levels"]["expect"]
+    high, middle, low = (
+        Setting("on_watermark", blocking=INFINITY),
+        Setting("on_update"),
+        Setting("on_update", memory=0),
+    )
+    assert case["high"] == "B = M = unbounded, no speculation"
+    assert (_adjusts(high), _found(high).wrong) == (0, 0)
+    assert case["middle"] == "B = 0, M unbounded, speculative and eventually correct"
+    results = [reconstitute(played(each, _READINGS)[0]) for each in (high, middle)]
+    assert _adjusts(middle) > _READINGS
+    assert results[0] == results[1]
+    assert case["low"] == "B = 0 and M = 0"
+    assert _found(low).wrong > 50
+    assert case["diagonal"] == "no speculation"
+    for each in (0, 10 * SECOND, 25 * SECOND):
+        assert _adjusts(Setting("on_watermark", blocking=each, memory=each)) == 0
+    assert case["right_leg"] == "eventual correctness"
+    for each in (0, 10 * SECOND, 25 * SECOND):
+        assert reconstitute(played(Setting(blocking=each), _READINGS)[0]) == results[0]
+    assert case["bottom_leg"] == "zero latency"
+    for memory in (0, 10 * SECOND, None):
+        assert _found(Setting(memory=memory)).first < 1
 
 
 def test_arrivals_are_legal_however_many_are_late() -> None:
