@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from benchmarks import recovery
+from benchmarks.beginning import beginning
 from benchmarks.fleet import NEVER, TOPICS, Merge, Report, by_topic, log_line, staged
 from benchmarks.idle import idle
 from benchmarks.inputs import lazily
@@ -490,6 +491,7 @@ _MEASUREMENTS: Final[Mapping[str, Measurement]] = MappingProxyType(
         "latency": _latency,
         "recovery": recovery.by_live_events,
         "history": recovery.by_history,
+        "beginning": beginning,
         "snapshots": _snapshots,
         "takeover": recovery.takeover,
         "backlog": _backlog,

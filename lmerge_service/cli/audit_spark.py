@@ -123,6 +123,8 @@ def _lines(report: "AuditReport", most: int) -> Iterator[str]:
     illegal = {fault.stream for fault in found.faults}
     for n, (name, each) in enumerate(zip(report.names, found.streams, strict=True)):
         yield stream_line(name, each, "NOT legal" if n in illegal else "legal")
+        if each.held:
+            yield f"  it begins with {each.held:,} live events of a snapshot"
         if each.doubled:
             yield f"  {each.doubled:,} of its inserts are of events that it held already"
         if each.left_out:
@@ -174,7 +176,7 @@ def _document(report: "AuditReport", most: int) -> dict[str, Any]:
     report_document["legal"] = found.legal
     report_document["equivalent"] = found.equivalent if found.legal else None
     for stream, each in zip(report_document["streams"], found.streams, strict=True):
-        stream.update(fields_of(each, "removals", "doubled", "refused", "left_out"))
+        stream.update(fields_of(each, "removals", "doubled", "refused", "left_out", "held"))
     report_document["faults"] = [
         {
             "stream": fault.stream,

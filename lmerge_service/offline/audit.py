@@ -47,6 +47,7 @@ __all__ = (
     "audit_elements",
     "audit_topic",
     "compare",
+    "snapshots_of",
 )
 
 
@@ -180,11 +181,9 @@ async def audit_topic(connection: "Connection", topic: str, decoder: WireDecoder
     # Slow to import, and of no use to the audit of files.
     from lmerge_service.kafka.source import Source, TopicPartition
     from lmerge_service.kafka.topics import Topics
-    from lmerge_service.merge.snapshots.beginnings import state_topic
 
     async with Topics(connection) as topics:
         width = await topics.width(topic)
-        has_state = bool(await topics.describe([state_topic(topic)]))
     if width is None:
         raise ConfigurationError(f"kafka:{topic}: there is no such topic at {connection.bootstrap}")
     partitions = [TopicPartition(topic, number) for number in range(width)]
@@ -192,39 +191,42 @@ async def audit_topic(connection: "Connection", topic: str, decoder: WireDecoder
     async with Source(connection) as source:
         starts = await source.beginnings(partitions)
         if any(starts.values()):
-            starts = await _begun(source, reader, topic, starts, has_state=has_state)
+            by_number = {tp.partition: start for tp, start in starts.items()}
+            found = await snapshots_of(source, connection, topic, by_number)
+            reader.begin(dict(zip(partitions, found, strict=True)))
+            starts = {tp: found[tp.partition].offset for tp in partitions}
         async for tp, records in source.backlog(starts, await source.settled(partitions)):
             reader.take(tp, records)
     return reader.result()
 
 
-async def _begun(
-    source: "Source",
-    reader: "TopicAudit",
-    topic: str,
-    starts: "Mapping[TopicPartition, int]",
-    *,
-    has_state: bool,
-) -> "dict[TopicPartition, int]":
-    """Has an audit begin at a snapshot of the merge; returns where to read on."""
-    from lmerge_service.merge.snapshots.beginnings import beginnings_of
+async def snapshots_of(
+    source: "Source", connection: "Connection", topic: str, starts: Mapping[int, int]
+) -> "list[PartitionStart]":
+    """By partition, what the last whole snapshot of the merge has in place of the records that are
+    gone; `starts` are the first offsets that are left, of which some are not 0.
 
-    tp, start = next((tp, start) for tp, start in starts.items() if start)
-    lost = f"kafka:{topic} begins at offset {start} of partition {tp.partition}"
+    Raises:
+        ConfigurationError: the topic is no output of a merge with snapshots.
+        TransportError: Kafka cannot be reached, or refuses.
+    """
+    from lmerge_service.kafka.topics import Topics
+    from lmerge_service.merge.snapshots.beginnings import beginnings_of, state_topic
+
+    partition, start = next((number, start) for number, start in starts.items() if start)
+    lost = f"kafka:{topic} begins at offset {start} of partition {partition}"
+    async with Topics(connection) as topics:
+        has_state = bool(await topics.describe([state_topic(topic)]))
     if not has_state:
         raise ConfigurationError(
             f"{lost}, and only of a merge's output it is known what was before: audit it from a "
             "recording, or as long as it is whole"
         )
     try:
-        beginnings = await beginnings_of(source, topic, len(starts))
+        return await beginnings_of(source, topic, len(starts))
     except StateError as error:
         why = f"{lost}, and cannot be audited from a snapshot: {error}"
         raise ConfigurationError(why) from None
-    places = sorted(starts, key=lambda tp: tp.partition)
-    begun = dict(zip(places, beginnings, strict=True))
-    reader.begin(begun)
-    return {tp: each.offset for tp, each in begun.items()}
 
 
 def _event(insert: Insert[bytes]) -> Event:

@@ -1,6 +1,7 @@
 """`lmerge audit --engine spark`: files, folders, Parquet and topics, its report, its refusals."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from lmerge_service.spark.io.places import JsonFiles, ParquetFiles, ReadTopics, 
 from lmerge_service.spark.io.schema import ORDER
 from tests.cli.conftest import LMERGE, Lmerge, Run, lmerge, run
 from tests.offline.streams import on_the_wire, write
+from tests.service.cluster import Merge
 from tests.spark.records import Sent, make_topic, send
 
 __all__ = ("lmerge", "run")
@@ -315,20 +317,67 @@ def test_topics_of_any_width_are_compared_with_files(
 
 
 @pytest.mark.full
-def test_a_topic_that_is_correct_from_some_time_on_only_is_refused_with_what_compares_it(
+def test_a_topic_that_is_correct_from_some_time_on_only_is_compared_from_then_on(
     audit: Lmerge, bootstrap: str, topic_name: Callable[..., str]
 ) -> None:
-    """It lacks what ended before, which would be differences."""
+    """It lacks what ended before, which is no difference."""
     late = topic_name("late")
     make_topic(bootstrap, late)
     send(bootstrap, late, sent([Insert("A", 1, 2), Stable(9)]))
-    send(bootstrap, late, sent(SAME, headers=incarnation_headers(1, 20)))
-    done = audit(f"kafka:{late}", "one", "--bootstrap", bootstrap)
-    assert (done.code, done.out) == (2, "")
-    assert done.err == (
-        f"error: kafka:{late} is in incarnation 1, correct from 20 on, and an audit in Spark "
-        "compares all events; one without Spark compares those that end then or later\n"
+    now: list[Element] = [Insert("A", 6, 25), Insert("Z", 1, 19), Stable(22)]
+    send(bootstrap, late, sent(now, headers=incarnation_headers(1, 20)))
+    done = audit(f"kafka:{late}", "one", "--clip", "--bootstrap", bootstrap, "--json")
+    found = json.loads(done.out)
+    assert (done.code, found["since"], found["before"]) == (0, 20, 22)
+    done = audit(f"kafka:{late}", "other", "--bootstrap", bootstrap)
+    assert done.code == 1
+    assert '  payload "A" vs 6: ve 25 in kafka:' in done.out
+    assert "compared by the events that end at 20 or later" in done.out
+    done = audit(f"kafka:{late}", "other", "--clip", "--bootstrap", bootstrap)
+    assert (done.code, done.err) == (
+        2,
+        "error: nothing can be compared: all are known from 20 on only, and final before 10 only\n",
     )
+
+
+def _all_trimmed(status: Any) -> bool:
+    logs = [each["log"] for each in status["tasks"]]
+    return len(logs) == 2 and all(each is not None and each["begins"] > 5 for each in logs)
+
+
+@pytest.mark.full
+def test_an_output_that_has_lost_its_beginning_is_audited_from_a_snapshot_on(
+    audit: Lmerge, run: Run, bootstrap: str, tmp_path: Path
+) -> None:
+    """As an audit without Spark does it, from the same time on."""
+    merge = Merge(bootstrap, tmp_path)
+    output = {"topic": merge.output, "partitions": 2, "keep": "1s"}
+    merge.extra = {"snapshot_seconds": 0.2, "output": output}
+    merge.write()
+    live = [Insert(b'"%d"' % number, number, 100 + number) for number in range(20)]
+    names = [f"kafka:{topic}" for topic in (merge.output, merge.topics["a"])]
+    with merge.worker() as worker:
+        worker.wait_until_running()
+        merge.publish("a", [*live, Adjust(b'"3"', 3, 103, 3), Stable(110)])
+        worker.wait(_all_trimmed, "both partitions to forget")
+        merge.publish("a", [Insert(b'"new"', 111, 140)])
+        merge.publish("b", [Insert(b'"wrong"', 120, 130)])
+        worker.wait(lambda status: status["output"]["inserts"] == 22, "what is new and wrong")
+        assert worker.terminate() == 0  # it would go on to forget what is read
+    with_spark = audit(*names, "--bootstrap", bootstrap)
+    assert (with_spark.code, with_spark.err) == (1, "")
+    assert re.search(r"it begins with 1[012] live events of a snapshot", with_spark.out)
+    for line in (  # the two that came last are in the snapshot or behind it
+        f"{names[0]}: legal, 12 events by ",
+        "NOT equivalent: they differ in 1 events",
+        "compared by the events that end at 110 or later",
+        f'  payload "wrong" vs 120: ve 130 in {names[0]}',
+    ):
+        assert line in with_spark.out
+    assert with_spark.out.count(": ve ") == 1
+    plain = run("audit", *names, "--bootstrap", bootstrap, "--json")
+    found = json.loads(plain.stdout)
+    assert (plain.returncode, found["since"], found["differences_total"]) == (1, 110, 1)
 
 
 @pytest.mark.deep

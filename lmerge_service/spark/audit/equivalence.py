@@ -114,14 +114,23 @@ def _steps(elements: DataFrame) -> DataFrame:
 
 
 def disagreements(
-    elements: DataFrame, by: Sequence[str], streams: int, *, keyed: bool, clipped: bool
+    elements: DataFrame,
+    by: Sequence[str],
+    streams: int,
+    *,
+    keyed: bool,
+    clipped: bool,
+    since: int = START,
 ) -> DataFrame:
-    """(payload, vs, end) that not all streams hold as often; `count0` and so on are how often."""
+    """(payload, vs, end) that not all streams hold as often, of ends from `since` on; `count0` and
+    so on are how often."""
     if keyed:
         left = _linked(elements, [*by, *_EVENT]).where(F.col("last") & F.col("end").isNotNull())
         left = left.withColumn("step", F.lit(1))
     else:
         left = _steps(elements)
+    if since > START:
+        left = left.where(F.col("end") >= since)
     if clipped:
         left = left.where(_counts()).withColumn("end", _clipped(F.col("end")))
     counts = [

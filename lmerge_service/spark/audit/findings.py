@@ -36,6 +36,8 @@ class StreamSummary:
     left_out: int = 0
     """Records of older incarnations."""
     stable: int = START
+    held: int = 0
+    """Live events of a snapshot, which it began with."""
     doubled: int = 0
     """Inserts of a (payload, vs) that the stream held already: no key, then, or a repetition."""
     restarts: ClassVar[tuple[()]] = ()
@@ -46,7 +48,7 @@ class StreamSummary:
     @property
     def events(self) -> int:
         """How many the TDB of a legal stream holds."""
-        return self.inserts - self.removals - (self.doubled if self.keyed else 0)
+        return self.held + self.inserts - self.removals - (self.doubled if self.keyed else 0)
 
     @property
     def elements(self) -> int:
@@ -96,8 +98,8 @@ class AuditFindings:
     differences_total: int
     before: int | None = None
     """They were compared as far as this point; None: as they stand."""
-    since: ClassVar[int] = START
-    """They were compared by all their events."""
+    since: int = START
+    """They were compared by the events that end at this time or later; START: by all."""
 
     @property
     def legal(self) -> bool:

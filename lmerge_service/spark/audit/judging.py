@@ -39,7 +39,7 @@ from lmerge_service.spark.audit.scanning import scanned
 from lmerge_service.spark.audit.screening import delays_of, odd_of, pieces_of, screened
 from lmerge_service.tdb import Difference
 
-__all__ = ("Case", "JudgedAudit", "Terms", "judged")
+__all__ = ("Case", "Held", "JudgedAudit", "Terms", "judged")
 
 Case: TypeAlias = tuple[Any, ...]
 """The values of `by`."""
@@ -55,6 +55,15 @@ _Differences: TypeAlias = Mapping[Case, list[Difference]]
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """Rows that take the place of records that are gone."""
+
+    incarnation: int
+    inserts: int
+    stables: int
+
+
+@dataclass(frozen=True, slots=True)
 class Terms:
     """How streams are audited."""
 
@@ -66,6 +75,10 @@ class Terms:
     """So many differences are listed."""
     widths: Mapping[int, int] = field(default_factory=dict)
     """Numbers of partitions by stream, where they are known."""
+    since: int = START
+    """Streams are compared by the events that end at this time or later."""
+    held: Mapping[int, Held] = field(default_factory=dict)
+    """By stream that begins with what a snapshot has, which of its rows are of that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +186,8 @@ class _Audit:
                 faults=faults,
                 differences=[] if faults else differences.get(case, []),
                 differences_total=0 if faults else totals.get(case, 0),
-                before=min(each.stable for each in known) if terms.clipped else None,
+                before=_before(known, terms),
+                since=terms.since,
             )
         timed = {row.stream == 0 for row in streams if row.to is not None}
         few = (several // _COLLECTED).bit_length()
@@ -204,7 +218,9 @@ class _Audit:
         if self._faults.found and not by:
             return twice, {}, {}
         unlike = self._keep(
-            disagreements(elements, by, streams, keyed=terms.keyed, clipped=terms.clipped)
+            disagreements(
+                elements, by, streams, keyed=terms.keyed, clipped=terms.clipped, since=terms.since
+            )
         )
         totals = _totals(unlike, by)
         if not totals:
@@ -216,14 +232,38 @@ def _case(row: Any, by: Sequence[str]) -> Case:
     return tuple(row[name] for name in by)
 
 
+_NOTHING: Final = Held(0, 0, 0)
+
+
+def _before(streams: Sequence[StreamSummary], terms: Terms) -> int | None:
+    """The point before which streams are compared.
+
+    Raises:
+        ConfigurationError: nothing that is known is final in all of them.
+    """
+    if not terms.clipped:
+        return None
+    point = min(each.stable for each in streams)
+    if point < terms.since:
+        raise ConfigurationError(
+            f"nothing can be compared: all are known from {terms.since} on only, and final before "
+            f"{point} only"
+        )
+    return point
+
+
 def _audited(row: Any, terms: Terms) -> StreamSummary:
+    held = terms.held.get(row.stream, _NOTHING)
+    counted = held if row.last == held.incarnation else _NOTHING
+    passed = 0 if counted is held else held.inserts + held.stables
     return StreamSummary(
-        inserts=row.inserts,
+        inserts=row.inserts - counted.inserts,
         adjusts=row.adjusts,
-        stables=row.stables,
+        stables=row.stables - counted.stables,
+        held=counted.inserts,
         removals=row.removals,
         refused=row.refused,
-        left_out=row.left_out,
+        left_out=row.left_out - passed,
         stable=row.stable,
         keyed=terms.keyed,
     )

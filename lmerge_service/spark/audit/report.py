@@ -20,7 +20,7 @@ from lmerge_service.formats.bulk import Rule
 from lmerge_service.spark.audit.counting import progress_of
 from lmerge_service.spark.audit.findings import AuditFindings, AuditReport
 from lmerge_service.spark.audit.freshness import freshness_of
-from lmerge_service.spark.audit.judging import Terms, judged
+from lmerge_service.spark.audit.judging import Held, Terms, judged
 from lmerge_service.spark.audit.streams import Given, side_by_side
 from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.io.places import Source
@@ -59,7 +59,13 @@ def audit(
         notify("counting")
         count = sum(each.rows.count() if each.count is None else each.count for each in streams)
         widths = {n: each.width for n, each in enumerate(streams) if each.width is not None}
-        terms = Terms(keyed, clipped, most, widths)
+        since = max(each.beginning.since for each in streams)
+        held = {
+            n: Held(each.beginning.held[0].incarnation, each.beginning.live, each.beginning.points)
+            for n, each in enumerate(streams)
+            if each.beginning.held
+        }
+        terms = Terms(keyed, clipped, most, widths, since, held)
         with judged(rows, len(streams), terms, scan=scan, count=count, notify=notify) as result:
             findings = result.findings[()]
             notify("looking where the differences come from")

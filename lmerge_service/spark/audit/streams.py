@@ -29,10 +29,9 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from lmerge_service.elements import START
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.bulk import Rule
-from lmerge_service.kafka.tails import Tail
+from lmerge_service.spark.audit.beginnings import TopicBeginning, beginning_of
 from lmerge_service.spark.audit.scanning import scanned, scanned_records
 from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.io.elements import (
@@ -40,7 +39,6 @@ from lmerge_service.spark.io.elements import (
     kafka_records,
     raw_records,
     read_elements,
-    topic_tails,
 )
 from lmerge_service.spark.io.places import JsonFiles, ParquetFiles, ReadTopics, Source, located
 
@@ -64,6 +62,9 @@ _MUCH: Final = {
 """How a topic is read that is read from one end to the other: a third faster."""
 
 
+_WHOLE: Final = TopicBeginning()
+
+
 @dataclass(frozen=True, slots=True)
 class Given:
     """A stream to be audited."""
@@ -79,6 +80,8 @@ class Given:
     """How many partitions it has, if it is known; else as many as have records."""
     sources: tuple[str, ...] = ()
     """The topic, or its files in order."""
+    beginning: TopicBeginning = _WHOLE
+    """What takes the place of records that are gone; from when on it is known."""
 
     def scanned(self, stream: int, rule: Rule) -> DataFrame:
         """The pieces and bundles of it (`scanning`); `stream` is its number."""
@@ -92,6 +95,8 @@ class Given:
 
     def where(self, partition: int, place: int) -> str:
         """A place as people find it again."""
+        if place < self.beginning.starts.get(partition, 0):
+            return f"the snapshot of {self.sources[0]}-{partition}"
         number, offset = place >> _FILE_BITS, place % (1 << _FILE_BITS)
         source = self.sources[number] if len(self.sources) > 1 else (*self.sources, self.name)[0]
         if _is_file(source):
@@ -122,26 +127,6 @@ def side_by_side(
             rows.unpersist()
 
 
-def _require_whole(name: str, offsets: Mapping[int, tuple[int, int]]) -> None:
-    for partition, (begins, _) in offsets.items():
-        if begins:
-            raise ConfigurationError(
-                f"{name} begins at offset {begins} of partition {partition}: what was before is "
-                "gone; an audit without Spark begins at a snapshot, if it is a merge's output"
-            )
-
-
-def _require_correct_throughout(name: str, tails: Sequence[Tail]) -> None:
-    """All streams are compared by all their events."""
-    last = max(tails, key=lambda tail: tail.incarnation, default=None)
-    if last is not None and last.joining_at > START:
-        raise ConfigurationError(
-            f"{name} is in incarnation {last.incarnation}, correct from {last.joining_at} on, and "
-            "an audit in Spark compares all events; one without Spark compares those that end then "
-            "or later"
-        )
-
-
 def _opened(
     spark: SparkSession, name: str, source: Source, rule: Rule, kept: list[DataFrame]
 ) -> Given:
@@ -151,11 +136,8 @@ def _opened(
         if offsets is None:
             raise ConfigurationError(f"{name}: there is no such topic")
         if (source.start, source.end) == ("earliest", "latest"):
-            _require_whole(name, offsets)
-            _require_correct_throughout(
-                name, topic_tails(source.kafka, source.subscribed, len(offsets))
-            )
-            return _topic(spark, name, source, offsets, rule)
+            beginning = beginning_of(source.kafka, source.subscribed, offsets)
+            return _topic(spark, name, source, offsets, rule, beginning, kept)
         width = len(offsets)
     rows = read_elements(spark, source, rule=rule, keys="none").drop("key", "value", "joining_at")
     if not isinstance(source, ParquetFiles):
@@ -185,9 +167,11 @@ def _topic(
     source: ReadTopics,
     offsets: Mapping[int, tuple[int, int]],
     rule: Rule,
+    beginning: TopicBeginning,
+    kept: list[DataFrame],
 ) -> Given:
-    """All of a topic that there is now."""
-    begin = {f"{number}": first for number, (first, _) in offsets.items()}
+    """All of a topic that there is now, or from a snapshot on."""
+    begin = {f"{n}": beginning.starts.get(n, first) for n, (first, _) in offsets.items()}
     end = {f"{number}": last for number, (_, last) in offsets.items()}
     pinned = replace(
         source,
@@ -196,6 +180,12 @@ def _topic(
         options={**_MUCH, **source.options},
     )
     rows = read_elements(spark, pinned, rule=rule, keys="none").drop("key", "value", "joining_at")
+    if beginning.held:
+        rows = rows.unionByName(beginning.rows(spark, rule), allowMissingColumns=True)
+        rows = placed(rows.persist(StorageLevel.DISK_ONLY), bits=_OFFSET_BITS)
+        kept.append(rows)
+        topic = (source.subscribed,)
+        return Given(name, rows, width=len(offsets), sources=topic, beginning=beginning)
     records = kafka_records(spark, pinned).drop("source")  # handing it over costs 0.1 µs
     return Given(
         name,
@@ -204,6 +194,7 @@ def _topic(
         count=sum(last - first for first, last in offsets.values()),
         width=len(offsets),
         sources=(source.subscribed,),
+        beginning=beginning,
     )
 
 

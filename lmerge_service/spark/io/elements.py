@@ -36,7 +36,6 @@ from lmerge_service.formats.bulk import Rule
 from lmerge_service.kafka.connection import connection_of
 from lmerge_service.kafka.source import Source as Consumer
 from lmerge_service.kafka.source import TopicPartition
-from lmerge_service.kafka.tails import Tail, tails
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.io.connection import kafka_options, kafka_section
@@ -72,7 +71,6 @@ __all__ = (
     "raw_records",
     "read_elements",
     "stream_elements",
-    "topic_tails",
     "topic_width",
     "write_elements",
 )
@@ -389,15 +387,6 @@ def existing_offsets(
         return {each.partition: (begin[each], end[each]) for each in partitions}
 
     return _run(offsets())
-
-
-def topic_tails(kafka: Kafka | str, name: str, width: int) -> list[Tail]:
-    """The last element of each partition of a topic.
-
-    Raises:
-        TransportError: Kafka cannot be reached, or refuses; a transaction is left open.
-    """
-    return _run(tails(connection_of(kafka_section(kafka)), name, width))
 
 
 def _run(call: Coroutine[Any, Any, T]) -> T:
