@@ -28,11 +28,15 @@ from typing import Any, Final
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.structs import ConsumerRecord
 
+from lmerge_service.config.topology import load
 from lmerge_service.elements import INFINITY
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.connection import Connection
+from lmerge_service.kafka.log import Log
 from lmerge_service.kafka.source import Source
 from lmerge_service.kafka.topics import Topics
+from lmerge_service.merge.decisions.ledger import Ledger
+from lmerge_service.merge.decisions.reading import catch_up
 from lmerge_service.merge.decisions.records import Attach, BeginCutover, Detach
 from lmerge_service.tdb import TDB
 from tests.service.cluster import Merge, Worker, decided, logical, meaning, replica_streams
@@ -114,7 +118,7 @@ def _live(merge: Merge, kill: Kill, cutovers: Iterator[tuple[str, str]]) -> None
             before.kill()
         if step.needs is not None:
             _until(worker, "leading")
-            _bring_about(merge, step.needs, cutovers)
+            _bring_about(merge, step.needs, cutovers, worker)
         deadline = time.monotonic() + _SECONDS
         while worker.process.poll() is None:
             assert time.monotonic() < deadline, f"{kill} does not come\n{worker.text()}"
@@ -134,16 +138,35 @@ def _until(worker: Worker, phase: str) -> None:
         time.sleep(0.03)
 
 
-def _bring_about(merge: Merge, what: str, cutovers: Iterator[tuple[str, str]]) -> None:
+def _bring_about(
+    merge: Merge, what: str, cutovers: Iterator[tuple[str, str]], worker: Worker
+) -> None:
     if what == "attach":
         decided(merge, Detach("c"), Attach({"name": "c", "topic": merge.topics["c"]}))
         return
     if what == "no table":
         asyncio.run(_delete(merge, f"{merge.output}.table"))
         return
+    _until_none_is_taking_over(merge, worker)
     leaving, coming = next(cutovers)
     attach = {"name": coming, "topic": merge.topics[coming]}
     decided(merge, BeginCutover(leaving, coming, 0, 600, 1_000, attach=attach))
+
+
+def _until_none_is_taking_over(merge: Merge, worker: Worker) -> None:
+    """A cutover that a worker has died in goes on with the next one, which may die of that, too;
+    meanwhile another one would be refused."""
+
+    async def runs() -> bool:
+        ledger = Ledger(load(merge.path))
+        async with Log(Connection(merge.bootstrap), f"{merge.output}.control") as control:
+            await catch_up(control, ledger)
+        return ledger.cutover is not None and ledger.cutover.runs
+
+    deadline = time.monotonic() + _SECONDS
+    while worker.process.poll() is None and asyncio.run(runs()):
+        assert time.monotonic() < deadline, f"the cutover is not done\n{worker.text()}"
+        time.sleep(0.1)
 
 
 async def _delete(merge: Merge, topic: str) -> None:
