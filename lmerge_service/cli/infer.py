@@ -133,6 +133,12 @@ def _notes(found: Inferred) -> Iterator[str]:
             )
         if each.restarts:
             yield f"{each.name} has started over: only its last incarnation counts"
+        if each.begins:
+            partition, offset = min(each.begins.items())
+            yield (
+                f"{each.name} begins at offset {offset} of partition {partition}: adjusts of "
+                "events that it does not show are taken for legal, and keys are known from there on"
+            )
 
 
 # For programs

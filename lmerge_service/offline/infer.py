@@ -293,7 +293,8 @@ class TopicDecoder:
 def recorded_topic(
     connection: "Connection", topic: str, decoder: WireDecoder
 ) -> Iterator[RecordedStream]:
-    """A topic from its beginning to its present end, as a read_committed consumer sees it.
+    """A topic from its beginning to its present end, as a read_committed consumer sees it; from
+    what is left, if its beginning is gone.
 
     It is read on demand: nothing but what the client has fetched waits in memory.
 
@@ -318,6 +319,8 @@ def recorded_topic(
         reader = TopicDecoder(topic, partitions, decoder)
         batches = _batches(connection, topic, partitions)
 
+        reader.inference.begins = runner.run(_begins(connection, topic, partitions))
+
         async def following() -> tuple[int, Sequence[RecordLike]] | None:
             return await anext(batches, None)
 
@@ -329,6 +332,15 @@ def recorded_topic(
 
         # A runner closes what is left open of an asynchronous generator.
         yield RecordedStream(reader.inference, elements())
+
+
+async def _begins(connection: "Connection", topic: str, partitions: int) -> dict[int, int]:
+    """The first offset of each partition that has lost its beginning."""
+    from lmerge_service.kafka.source import Source, TopicPartition
+
+    async with Source(connection) as source:
+        starts = await source.beginnings([TopicPartition(topic, n) for n in range(partitions)])
+    return {tp.partition: start for tp, start in starts.items() if start}
 
 
 async def _batches(

@@ -33,7 +33,7 @@ from enum import StrEnum
 from heapq import heapify, heappop, heappush
 from typing import Any, Final, NamedTuple
 
-from lmerge_service.elements import START, Adjust, Element, Insert, Stable
+from lmerge_service.elements import START, Adjust, Element, Insert, Stable, defect
 from lmerge_service.errors import IllegalStreamError
 from lmerge_service.tdb import TDB, Event
 
@@ -89,6 +89,9 @@ class Inference:
         self.partitions = partitions
         self.restarts = 0
         """How often the stream has started over."""
+        self.begins: dict[int, int] = {}
+        """By partition whose beginning is gone, the first offset that is left: it may go on with
+        events that nobody has seen the inserts of."""
         self._begin()
 
     def _begin(self) -> None:
@@ -143,6 +146,8 @@ class Inference:
             self._break(Restriction.NO_ADJUSTS, where, element, "an adjust", number)
         else:
             self.stables += 1
+        if kind is Adjust and partition in self.begins:
+            self._streams[partition].suppose(element)  # type: ignore[arg-type]
         try:
             self._streams[partition].apply(element)
         except IllegalStreamError as error:
@@ -245,6 +250,17 @@ class _Live(TDB):
                 self._push(Event(payload, vs, ve))
             case Adjust(payload, vs):
                 self._keys.drop(payload, vs)
+
+    def suppose(self, adjust: Adjust[Any]) -> None:
+        """Holds the event that an adjust is of, which may have been inserted before what is read,
+        if that makes the adjust legal and nothing is known of such an event."""
+        payload, vs = adjust.payload, adjust.vs
+        event = Event(payload, vs, adjust.vold)
+        if defect(adjust) or (payload, vs) in self._keys.counts or adjust.vold < self.stable:
+            return
+        self._events[event] += 1
+        self._keys.add(payload, vs)
+        self._push(event)
 
     def forget(self, stable: int) -> None:
         """Lets go of what is fully frozen by then."""

@@ -1,5 +1,6 @@
 """`lmerge infer`: what is printed for people and programs, of files and of topics."""
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -7,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
+from lmerge_service.kafka.connection import Connection
+from lmerge_service.kafka.source import TopicPartition
+from lmerge_service.kafka.topics import Topics
 from tests.cli.conftest import Lmerge, Run
 from tests.offline.streams import on_the_wire, write
 
@@ -203,3 +207,26 @@ def test_topics_are_streams_by_partition(
     missing = lmerge("infer", f"kafka:{absent}", *at)
     assert (missing.code, missing.out) == (2, "")
     assert missing.error == f"kafka:{absent}: there is no such topic at {bootstrap}"
+
+
+@pytest.mark.full
+def test_a_topic_that_has_lost_its_beginning_is_judged_by_what_is_left(
+    lmerge: Lmerge, bootstrap: str, topic_name: Callable[..., str]
+) -> None:
+    cut = topic_name("cut")
+    stream: list[Element] = [
+        Insert("A", 1, 9), Insert("B", 2, 9), Adjust("A", 1, 9, 12), Stable(3),
+    ]  # fmt: skip
+    write(Path("stream"), map(on_the_wire, stream))
+    assert lmerge("publish", "stream", cut, "--bootstrap", bootstrap).code == 0
+
+    async def trim() -> None:
+        async with Topics(Connection(bootstrap)) as topics:
+            await topics.trim({TopicPartition(cut, 0): 1})
+
+    asyncio.run(trim())
+    done = lmerge("infer", f"kafka:{cut}", "--bootstrap", bootstrap)
+    assert (done.code, done.err) == (0, "")
+    assert f"kafka:{cut}: legal; 1 inserts, 1 adjusts, 1 stables; not ended" in done.out
+    assert f"note: kafka:{cut} begins at offset 1 of partition 0: adjusts of events" in done.out
+    assert done.out.splitlines()[-1] == "case: R3"

@@ -47,6 +47,28 @@ def test_strictly_increasing_inserts_obey_every_case() -> None:
     assert found.case is Case.R0
 
 
+def test_adjusts_of_events_from_before_what_is_left_are_legal() -> None:
+    """Others are not: of an event that is held with another end, and of what is final."""
+    whole, cut = Inference("whole"), Inference("cut")
+    cut.begins = {0: 7}
+    elements: list[tuple[Element, bool]] = [
+        (Adjust("A", 1, 9, 12), True),
+        (Adjust("A", 1, 9, 13), False),
+        (Adjust("A", 1, 12, 1), True),
+        (Adjust("B", 2, 9, 2), True),
+        (Insert("C", 3, 8), True),
+        (Adjust("C", 3, 9, 10), False),
+        (Stable(6), True),
+        (Adjust("D", 4, 5, 9), False),
+        (Adjust("E", 4, 7, 9), True),
+    ]
+    for number, (element, legal) in enumerate(elements):
+        assert cut.take(f"{number}", element) is legal, element
+        whole.take(f"{number}", element)
+    assert (cut.illegal, whole.illegal) == (3, 7)
+    assert (cut.max_live, cut.max_multiplicity) == (1, 1)
+
+
 def test_what_is_empty_obeys_every_case() -> None:
     assert inferred([]).case is Case.R0
 
