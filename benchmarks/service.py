@@ -212,6 +212,9 @@ async def _table(runs: int, sizes: Sizes, report: Report) -> None:
         ratios = [one.cpu / other.cpu for one, other in pairs]
         report(f"processor time of the worker {kind} to {without}", "", ratios)
     for kind, found in merged.items():
+        took = [each.cpu / total * _MICRO for each in found]
+        report(f"processor time of the worker {kind}", "µs an element", took)
+    for kind, found in merged.items():
         report(f"peak resident memory {kind}", "MB", [each.peak / _MB for each in found])
 
 

@@ -102,7 +102,7 @@ async def _beginning(source: Source, tp: TopicPartition) -> PartitionStart:
         commit = await read_commit(source, state, (await source.ends([state]))[state])
         commit = commit or CommitRecord()
         for place in commit.snapshots:
-            opened = OpenedState()
+            opened = OpenedState("auto")
             try:
                 await read_snapshot(source, state, place, opened)
                 offset = await _behind(source, tp, opened, begins, commit.output_records)
