@@ -346,6 +346,7 @@ def _all_trimmed(status: Any) -> bool:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)  # a worker, and two audits
 def test_an_output_that_has_lost_its_beginning_is_audited_from_a_snapshot_on(
     audit: Lmerge, run: Run, bootstrap: str, tmp_path: Path
 ) -> None:
