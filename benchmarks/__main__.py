@@ -32,6 +32,7 @@ from benchmarks import (
     migration,
     policies,
     queries,
+    replay,
     replicas,
     rolling,
     service,
@@ -73,7 +74,7 @@ def main() -> None:
         dest="what",
         metavar="figures | availability | forward | drills | policies | service | soak | rolling | "
         "kill-loop | jumpstart | control-log | spark | spark-merge | generated | queries | "
-        "replicas | migration | speculation | engine",
+        "replicas | replay | migration | speculation | engine",
     )
     _add_engine(what)
     _add_figures(what)
@@ -94,6 +95,7 @@ def main() -> None:
     _add_replicas(what)
     _add_migration(what)
     _add_speculation(what)
+    _add_replay(what)
     options = parser.parse_args()
     if options.what == "policies":
         _run_policies(options.events, options.json, options.out)
@@ -162,6 +164,8 @@ def main() -> None:
         played = migration.run(options.runs, Example(rate=options.rate))
         migration.measure(played, report)
         migration.draw(played, options.out)
+    elif options.what == "replay":
+        replay.run(options.stocks, options.runs, report)
     elif options.what == "speculation":
         options.out.mkdir(parents=True, exist_ok=True)  # before the long work, not after it
         speculation.run(options.readings, report, options.out)
@@ -248,6 +252,13 @@ def _add_speculation(what: _Subparsers) -> None:
     levels.add_argument("--readings", type=int, default=4_000, help="readings (4,000)")
     levels.add_argument("--json", action="store_true", help="print JSON")
     levels.add_argument("--out", type=Path, default=Path("docs/figures"), help="for the SVG")
+
+
+def _add_replay(what: _Subparsers) -> None:
+    replayed = what.add_parser("replay", help="revisions by replay: Table 3 of Maskey, Cherniack")
+    replayed.add_argument("--runs", type=int, default=1, help="runs of each (1)")
+    replayed.add_argument("--stocks", type=int, default=2, help="of the paper's 200 (2)")
+    replayed.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_queries(what: _Subparsers) -> None:

@@ -215,7 +215,7 @@ class Reviser:
             ConfigurationError: the event that it takes away is not archived.
             ModuleError: user code raised.
         """
-        for archive in self._all_archives():
+        for archive in self.all_archives():
             archive.flush()  # a replay sees everything before it
             archive.expire()
         touched = reach(self.plan, {revision.source: revision.span})
@@ -230,7 +230,8 @@ class Reviser:
         self.archive_output(changes)
         return net_change([_without(each, self._width) for each in changes])
 
-    def _all_archives(self) -> list[BucketArchive]:
+    def all_archives(self) -> list[BucketArchive]:
+        """Those of the input, and that of the output."""
         return [*self.archives.values(), *([] if self.lineage is None else [self.lineage])]
 
     # --- what is replayed -----------------------------------------------------------------------
