@@ -89,6 +89,29 @@ def _fed_by_start(
     return emitted
 
 
+def test_the_reference_point_is_right_for_joins_and_wrong_for_distinct() -> None:
+    """Negative control (29.4.1): the old plan gets lifetimes whole, and of the new one's results
+    those that start at T are left out in the place of fusing them. D8 with and without distinct."""
+    rows = vectors("pipes")["D8"]["input"]
+    given = {name: [doubled(element) for element in _rows(of)] for name, of in rows.items()}
+    fork = Fork(343)
+    parts = {
+        name: ([e for e in of if e.vs < fork.split], fork.divide(of)[1])  # type: ignore[union-attr]
+        for name, of in given.items()
+    }
+
+    def covered(old: Query, new: Query) -> Counter[tuple[Any, float]]:
+        found = _fed(build(old), {name: part[0] for name, part in parts.items()})
+        later = _fed(build(new), {name: part[1] for name, part in parts.items()})
+        kept = [row for row in _seen(later, 2) if row[1] > fork.split / 2]
+        return _covered([*_seen(found, 2), *kept])
+
+    joined = A.join(B, "k")
+    assert covered(joined, B.join(A, "k")) == _covered(_seen(_fed(build(joined), given), 2))
+    missing = _covered(_seen(_fed(build(BELOW), given), 2)) - covered(BELOW, ABOVE)
+    assert missing == _covered([["b", 251, 261]])
+
+
 def test_a_migration_ends_where_all_inputs_have_come_to_its_instant() -> None:
     migrating = GenMig(build(BELOW))
     migrating.process_batch("A", [Insert(("a",), 20, 30), Stable(20)])
@@ -98,6 +121,13 @@ def test_a_migration_ends_where_all_inputs_have_come_to_its_instant() -> None:
     assert not migrating.is_done
     assert migrating.process_batch("B", [Stable(31)])[-1] == Stable(31)
     assert migrating.is_done
+
+
+def test_before_any_input_there_is_nothing_to_hand_over() -> None:
+    migrating = GenMig(build(BELOW))
+    migrating.process_batch("A", [Stable(20)])
+    with pytest.raises(ValueError, match="no input has begun"):
+        migrating.migrate(build(ABOVE), 10)
 
 
 def test_an_event_that_is_longer_than_the_width_is_refused() -> None:
@@ -167,12 +197,14 @@ def _migrated(rng: Random, queries: Sequence[Query]) -> None:
     inputs = {name: TDB() for name in logical.sources(query.plan)}
     output, when = TDB(), rng.randrange(len(feeds))
     emitted: list[Element] = []
+    has_begun = False
     for position, (source, element) in enumerate(feeds):
         inputs[source].apply(element)
         for each in migrating.process_batch(source, [element]):
             emitted.append(each)
             output.apply(each)
-        if migrating.new is None and position >= when and element != Stable(INFINITY):
+        has_begun |= type(element) is Insert
+        if migrating.new is None and has_begun and position >= when:
             width = max([e.ve - e.vs for _, e in feeds if type(e) is not Stable], default=1)  # type: ignore[union-attr]
             migrating.migrate(build(rng.choice(queries), emit=rng.choice(_LEVELS)), width)
         meant = meaning.meaning(query.plan, inputs)
