@@ -24,6 +24,7 @@ from benchmarks.pass_through import plain_pass_through
 from benchmarks.sizes import Sizes
 from benchmarks.streams import deduplicated
 from benchmarks.traffic import Receipts, Replicas, following, quantile, waits
+from benchmarks.watched import watched
 from lmerge_service.config.topology import Topology
 from lmerge_service.demo.throughput import pass_through
 from lmerge_service.elements import Element
@@ -491,6 +492,7 @@ _MEASUREMENTS: Final[Mapping[str, Measurement]] = MappingProxyType(
         "workers": _workers,
         "partitions": _partitions,
         "idle": idle,
+        "watched": watched,
         "latency": _latency,
         "recovery": recovery.by_live_events,
         "history": recovery.by_history,

@@ -33,6 +33,9 @@ class Sizes:
         (100, 20, 64),
     )
     """Replicas, partitions of each and output partitions that an idle worker has."""
+    asked: tuple[int, int] = (100, 10)
+    """Replicas and partitions that two workers have which a dashboard asks: as many for each of
+    them as for each of ten with 50 partitions."""
     idle_seconds: float = 20
     payload_bytes: int = 1_000
     """Of large payloads."""
@@ -49,6 +52,7 @@ TINY = Sizes(
     live=(300,),
     history_live=200,
     watched=((3, 2, 2),),
+    asked=(2, 2),
     idle_seconds=1,
     payload_bytes=200,
 )

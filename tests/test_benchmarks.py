@@ -397,6 +397,7 @@ OF_THE_SERVICE = {
     "history": "200 live, history × 5: with a snapshot, to first commit",
     "partitions": "16 output partitions, 1 worker: rate",
     "idle": "3 replicas × 2 partitions, 2 outputs: idle",
+    "watched": "2 replicas × 2 partitions, 2 workers: the dashboard",
     "snapshots": "a snapshot every 60 s, the default: ratio to none",
     "takeover": "takeover by a standby after SIGTERM",
     "backlog": "backlog of 3 × 2,397 elements, peak resident",

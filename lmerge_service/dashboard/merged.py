@@ -183,7 +183,7 @@ def merged(
         leader=max(leaders, key=leaders.__getitem__) if leaders else output["leader"],
         leaders=dict(leaders),
         cutover=newest.get("cutover"),
-        detached=newest.get("detached") or {},
+        detached=_detached(leading),
         workers=workers,
         tasks=tasks,
         replicas=replicas,
@@ -238,6 +238,16 @@ def _reasons(
         for kind, text in zip(kinds, texts, strict=False):
             found[str(kind), str(text)] = None
     return tuple(found)
+
+
+def _detached(leading: Sequence[Document]) -> dict[str, int]:
+    """How many records the topics of those that were detached have got since, as far as any task
+    knows: each knows all of a topic."""
+    found: dict[str, int] = {}
+    for each in leading:
+        for name, count in _part(each, "detached").items():
+            found[name] = max(found.get(name, 0), count)
+    return found
 
 
 def _output(leading: Sequence[Document]) -> dict[str, Any]:

@@ -13,6 +13,10 @@ from lmerge_service.dashboard.polling import Target, asking
 __all__ = ("Watched",)
 
 _LEAST_SECONDS: Final = 0.5
+_MOST_SECONDS: Final = 3.0
+"""Less than what charts draw as a gap."""
+_REST: Final = 100.0
+"""For so many times as long as it took to take answers, the model stays as it is."""
 
 
 @dataclass(slots=True)
@@ -28,12 +32,15 @@ class Watched:
     model: Model = field(default_factory=Model)
 
     async def keep_up(self) -> None:
-        """Asks, and brings the model up to date at most twice a second; until it is cancelled."""
+        """Asks, and brings the model up to date: at most twice a second, at least each three seconds,
+        and in between so seldom that it takes a hundredth of a core; until it is cancelled."""
         changed = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             group.create_task(asking(self.targets, changed), name="asking")
             while True:
                 await changed.wait()
                 changed.clear()
+                began = time.process_time()
                 self.model.take(time.time(), {each.address: each.answer for each in self.targets})
-                await asyncio.sleep(_LEAST_SECONDS)
+                rest = _REST * (time.process_time() - began)
+                await asyncio.sleep(min(max(rest, _LEAST_SECONDS), _MOST_SECONDS))

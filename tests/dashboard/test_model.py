@@ -57,11 +57,13 @@ def test_two_workers_that_share_tasks_are_one_merge() -> None:
 
 
 def test_a_standby_counts_for_nothing_while_another_worker_leads() -> None:
-    leading = status(replica("a", inserts=10))
+    leading = status(replica("a", inserts=10), detached={"c": 0})
     standing_by = status(
         replica("a", inserts=3, state="joining"), tasks=(task(0, "follows"),), state="standby"
     )
-    (row,) = view_of(watch({A: leading, B: standing_by})).replicas
+    view = view_of(watch({A: standing_by, B: leading}))
+    (row,) = view.replicas
+    assert view.detached == {"c": 0}
     assert (row.counts["inserts"], row.state) == (10, "joined")
 
 

@@ -4,7 +4,7 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,14 +35,21 @@ class Upped:
     """`lmerge up FILE --json` in the foreground; use as `with`: it is killed and taken down, if it
     is up still."""
 
-    def __init__(self, folder: Path, topology: Path, bootstrap: str | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        topology: Path,
+        bootstrap: str | None = None,
+        options: Sequence[str] = ("--no-dashboard",),
+    ):
         self.folder, self._topology, self._bootstrap = folder, topology, bootstrap
+        self._options = options
 
     def __enter__(self) -> "Upped":
         self._output = self.folder / "output"
         with self._output.open("wb") as out, (self.folder / "errors").open("wb") as err:
             self.process = subprocess.Popen(
-                [*LMERGE, "up", str(self._topology), "--json", "--no-dashboard"],
+                [*LMERGE, "up", str(self._topology), "--json", *self._options],
                 env=_environment(self.folder, self._bootstrap),
                 stdout=out,
                 stderr=err,
