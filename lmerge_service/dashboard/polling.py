@@ -30,7 +30,7 @@ _LONGEST_SECONDS: Final = 30.0
 _SHARE: Final = 100.0
 _COST_SECONDS: Final = 0.005
 _COST_OF_A_BYTE: Final = 1e-7
-_COST_OF_A_ROW: Final = 8e-5
+_COST_OF_A_ROW: Final = 2.5e-5
 _ANSWER_SECONDS: Final = 5.0
 _METRICS_EVERY: Final = 10.0
 _DECISIONS: Final = 200
@@ -41,7 +41,7 @@ def pause_after(took: float, size: int, rows: int = 0) -> float:
     many rows that were made.
 
     >>> pause_after(0.5, 10_000), pause_after(0.5, 50_000, 500), pause_after(9.0, 10_000_000)
-    (1.0, 5.0, 30.0)
+    (1.0, 2.25, 30.0)
     """
     cost = min(took, _COST_SECONDS + size * _COST_OF_A_BYTE + rows * _COST_OF_A_ROW)
     return min(max(cost * _SHARE, _EVERY_SECONDS), _LONGEST_SECONDS)

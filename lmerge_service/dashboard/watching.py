@@ -32,8 +32,8 @@ class Watched:
     model: Model = field(default_factory=Model)
 
     async def keep_up(self) -> None:
-        """Asks, and brings the model up to date: at most twice a second, at least each three seconds,
-        and in between so seldom that it takes a hundredth of a core; until it is cancelled."""
+        """Asks, and brings the model up to date, until it is cancelled: at most twice a second, at
+        least each three seconds, in between so seldom that it takes a hundredth of a core."""
         changed = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             group.create_task(asking(self.targets, changed), name="asking")
