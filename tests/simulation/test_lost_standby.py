@@ -27,7 +27,7 @@ def topology(on_lost_state: str) -> Topology:
             "name": "m",
             "kafka": {"bootstrap": "127.0.0.1:1"},
             "output": {"topic": "out", "on_lost_state": on_lost_state},
-            "snapshot_seconds": 2,
+            "snapshot_seconds": 100,
             "replicas": [{"name": "a", "topic": "in.a"}],
         }
     )
@@ -45,7 +45,7 @@ def commit_of(broker: Broker) -> CommitRecord:
 
 
 async def until_covered(broker: Broker) -> CommitRecord:
-    """Two snapshots have all that was published, so that no further one is taken."""
+    """Two snapshots have all that was published, so that no further one is taken for a while."""
     while True:
         await asyncio.sleep(1)
         commit = commit_of(broker) if broker.describe("out.state") else CommitRecord()
@@ -76,7 +76,7 @@ async def lose(on_lost_state: str) -> None:
     assert phase_of(second) is not Phase.FOLLOWING, "it has nothing to follow from"
     assert commit_of(broker).output.incarnation == 0, "only who leads may start the output over"
     publish(broker, 20, 40)
-    await asyncio.sleep(60)
+    await asyncio.sleep(300)
     assert not any(each.done() for each in (leads, follows))
     assert phase_of(second) is Phase.FOLLOWING
     for task in (leads, follows):
