@@ -76,6 +76,8 @@ class _Merged:
     snapshots: int
     cpu: float
     """Seconds of processor time, of all workers from when they run."""
+    native: list[float]
+    """Of each worker, the share of records that did not go back to Python; none in Python."""
 
 
 async def _merged(
@@ -88,8 +90,8 @@ async def _merged(
     await asyncio.gather(*(worker.running() for worker in started))
     cpu = -sum(worker.cpu_seconds for worker in started)
     merging = [_until_merged(worker, len(reads) // workers, reads) for worker in started]
-    rebuilds, end = sum(await asyncio.gather(*merging)), time.time()
-    if rebuilds:
+    statuses, end = await asyncio.gather(*merging), time.time()
+    if rebuilds := sum(each.rebuilds for each in statuses):
         log_line(f"{merge.name}: rebuilt {rebuilds} times, so this run is slower than it would be")
     running = [entry["at"] for worker in started for entry in worker.logged("running")]
     snapshots = sum(len(worker.logged("snapshot")) for worker in started)
@@ -98,11 +100,13 @@ async def _merged(
         await worker.end()
     rate = total / (end - min(running))
     log_line(f"{merge.name}: {total:,} elements, {rate:,.0f} a second")
-    return _Merged(rate, max(worker.peak for worker in started), snapshots, cpu)
+    shares = [each.engine.native_share for each in statuses]
+    native = [share for share in shares if share is not None]
+    return _Merged(rate, max(worker.peak for worker in started), snapshots, cpu, native)
 
 
-async def _until_merged(worker: WorkerProcess, tasks: int, reads: Sequence[int]) -> int:
-    """How often it had to rebuild meanwhile."""
+async def _until_merged(worker: WorkerProcess, tasks: int, reads: Sequence[int]) -> Status:
+    """Its status then."""
     leading = len(_outputs(await worker.running()))
     if leading != tasks:
         raise LMergeError(f"worker {worker.name} leads {leading} tasks at once, not {tasks}")
@@ -111,7 +115,7 @@ async def _until_merged(worker: WorkerProcess, tasks: int, reads: Sequence[int])
         led = [task.partition for task in status.tasks if task.role == "leads"]
         return status.elements_in >= sum(reads[p] for p in led) and all(_outputs(status))
 
-    return (await worker.until(merged, "all to be merged", every=_POLL_SECONDS)).rebuilds
+    return await worker.until(merged, "all to be merged", every=_POLL_SECONDS)
 
 
 def _outputs(status: Status) -> list[bool]:
@@ -175,6 +179,8 @@ async def _throughput(
     report(f"merge, exactly once, {what}", "k elements/s", [each.rate / 1000 for each in merged])
     report(f"merge: processor time, {what}", "µs an element",
            [each.cpu / total * _MICRO for each in merged])  # fmt: skip
+    if native := [share for each in merged for share in each.native]:
+        report(f"native share, {what}", "of the records", native)
     for name, passed in (("pass-through", plain), ("pass-through by our source and sink", lean)):
         report(f"{name} in transactions, {what}", "k elements/s", [p.rate / 1000 for p in passed])
         report(f"{name}: processor time, {what}", "µs an element",

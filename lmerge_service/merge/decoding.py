@@ -214,7 +214,7 @@ class ReplicaDecoder:
         self.remedy = WHOLE
         """What to do about that."""
         self.unusual = 0
-        """Records that the engine has left to Python."""
+        """Records that were decoded in Python, where the engine merges."""
         self._unshown = set(cut)
         self._plain_headers: Sequence[tuple[str, bytes]] = ()
         """What the records of this incarnation have for headers that are not numbered."""
@@ -250,7 +250,9 @@ class ReplicaDecoder:
         decoder, in_wire, elements = self._decoder, self._dialect is None, self.empty()
         element_of, keeps = self._element_of, False
         native, pause, paused = self._engine(partition, records), 1, 0
-        if native is None and (not records or type(records[0]) is not DecodedRecord):
+        is_decoded = bool(records) and type(records[0]) is DecodedRecord
+        leaves = decoder.native is not None and not is_decoded
+        if native is None and not is_decoded:
             decoder.weigh(len(records))
             keeps = decoder.keeps
         routes = None if replay_input else self._routes
@@ -282,7 +284,7 @@ class ReplicaDecoder:
                 # Where hardly any record is for the engine, it is not asked about each.
                 pause = paused = 1 if at > began else min(2 * pause, _LONGEST_PAUSE)
             record, at, paused = records[at], at + 1, max(paused - 1, 0)
-            self.unusual += native is not None
+            self.unusual += leaves
             try:
                 if record.headers or self.incarnation:
                     incarnation, joining_at = incarnation_of(record.headers)

@@ -207,6 +207,12 @@ class MergeTask:
         return self._accounts.merged.committed["elements"]
 
     @property
+    def unusual(self) -> int:
+        """Of these, so many were decoded in Python, where the engine merges."""
+        tallies = self._accounts.tallies.values()
+        return sum(each.counts.committed["unusual"] for each in tallies)
+
+    @property
     def switches(self) -> int:
         """How often the leading replica changed."""
         return self._accounts.merged.committed["switches"]

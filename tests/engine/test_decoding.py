@@ -52,3 +52,22 @@ def decoded(drawn: Any, *, native: bool) -> Any:
 def test_the_engine_decodes_as_python_does(drawn: Any) -> None:
     """The example: a run of an older incarnation ends with the next record of the newer one."""
     assert decoded(drawn, native=True) == decoded(drawn, native=False)
+
+
+def test_what_the_engine_leaves_to_python_is_counted_whatever_the_reason() -> None:
+    plain, escaped = (
+        encode(Insert(b'"a"', 1, 2)),
+        encode(Insert(b'"a"', 1, 2)).replace(b'"a"', b'"\\u0061"'),
+    )
+    values = [plain, escaped, plain]
+    records = [Record(value, at, 0, []) for at, value in enumerate(values)]
+    for native, unusual in ((True, 1), (False, 0)):
+        decoder = ReplicaDecoder("a", WireDecoder(native=native), topic="t", partitions=1)
+        (piece,) = decoder.pieces(0, records, [])
+        assert list(piece.elements) == 3 * [Insert(b'"a"', 1, 2)]
+        assert decoder.unusual == unusual
+    decoder = ReplicaDecoder(
+        "a", WireDecoder(native=True), topic="t", partitions=1, routes=lambda _: 0
+    )
+    assert len([*decoder.pieces(0, records, [])]) == 1
+    assert decoder.unusual == 3, "who is co-partitioned is decoded in Python"

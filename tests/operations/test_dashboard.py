@@ -82,6 +82,7 @@ def test_no_metric_of_ours_is_left_out_but_those_that_others_show_better() -> No
     left -= {re.sub(r"_bucket$", "", name) for name in shown}
     assert left == {
         "lmerge_build_info",  # the variable `job`
+        "lmerge_native_share",
         "lmerge_replica_unusual_records_total",  # how the engine fares is a matter of rates
         "lmerge_ready", "lmerge_degraded", "lmerge_task_phase",  # states and reasons show more
         "lmerge_group_generation", "lmerge_leader_switches_total",

@@ -82,8 +82,11 @@ def status_of(worker: Worker) -> Status:
 
 
 def _engine(worker: Worker) -> EngineStatus:
-    choice = worker.topology.engine_choice
-    return EngineStatus(name=choice.engine.value, why=choice.why)
+    choice, tasks = worker.topology.engine_choice, [each.task for each in worker.held.values()]
+    records, share = sum(each.elements_in for each in tasks), None
+    if choice.is_native and records:
+        share = 1 - sum(each.unusual for each in tasks) / records
+    return EngineStatus(name=choice.engine.value, why=choice.why, native_share=share)
 
 
 def _cutover(worker: Worker) -> CutoverView | None:

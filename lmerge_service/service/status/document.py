@@ -362,6 +362,9 @@ class EngineStatus(BaseModel):
 
     name: Literal["python", "native"]
     why: str
+    native_share: float | None = None
+    """Of the records that this process has merged, the share that the engine decoded and did not
+    leave to Python; null while there are none, and where Python merges."""
 
 
 class Status(BaseModel):

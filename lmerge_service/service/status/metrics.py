@@ -115,6 +115,8 @@ def _build(status: Status, version: str) -> Metric:
 def _worker_metrics(worker: Worker, status: Status) -> Iterator[Metric]:
     ready = readiness_of(worker) in ("running", "standby")
     yield _gauge("ready", "1 when /readyz answers 200.", (), [((), ready)])
+    share = [((), status.engine.native_share)]
+    yield _gauge("native_share", "Of merged records, what the engine decoded.", (), share)
     states = _one_of((), get_args(WorkerState), status.state)
     yield _gauge("worker_state", "1 for the state that the worker is in.", ("state",), states)
     degraded = [((), status.health == "degraded")]
