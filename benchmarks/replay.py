@@ -21,7 +21,7 @@ Method
 
     STP     standard processing: the query, and archiving its input, and under RM its output
     RTP     revision processing: looking up, replaying, emitting
-    alone   the query without any archive
+    alone   the query without any archive; the overhead is measured in turn with it
 
     Seconds are the process's, of all threads: the paper's machine had nothing else to do, ours has.
 """
@@ -53,6 +53,7 @@ _DAY: Final = 24 * HOUR
 _NEW: Final = 5_000
 """Seconds that arrive: 1 M quotes of 200 stocks."""
 _BATCH: Final = 500
+_TURNS: Final = 5
 
 QUOTES = facts("quotes", time="t", fields={"symbol": str, "price": float})
 
@@ -215,7 +216,7 @@ def run(stocks: int, runs: int, report: Report) -> None:
     """All rows of the table, beside those of the paper."""
     factor = _PAPER_STOCKS // stocks
     for name, query in QUERIES.items():
-        report(f"{name} alone", "s", [alone(query, stocks) for _ in range(runs)])
+        _overhead(name, query, stocks, factor, report)
         for mix, (revisions, bucket) in MIXES.items():
             for technique in TECHNIQUES:
                 found = [
@@ -228,6 +229,22 @@ def run(stocks: int, runs: int, report: Report) -> None:
                         ("STP", "RTP"), paper(name, mix, technique), strict=True
                     ):
                         report(f"{name} {mix} {technique} {what}, paper", "min", [minutes])
+
+
+def _overhead(name: str, query: Query, stocks: int, factor: int, report: Report) -> None:
+    """What a quote takes without revisions, in turn without an archive and with each kind."""
+    bucket, seconds = 500_000 // factor, 4 * _NEW
+    took: dict[str, list[float]] = {"alone": [], "RA": [], "RA, of it archiving": [], "RM": []}
+    for _ in range(_TURNS):
+        took["alone"].append(alone(query, stocks, seconds))
+        for technique in ("RA", "RM"):
+            found = measure(query, technique, 0, bucket, stocks, day=0, seconds=seconds)
+            took[technique].append(found.standard)
+            if technique == "RA":
+                took["RA, of it archiving"].append(found.inserts)
+    for what, values in took.items():
+        micros = [each / (seconds * stocks) * 1e6 for each in values]
+        report(f"{name} no revisions, {what}", "µs a quote", micros)
 
 
 def _report(name: str, found: Sequence[Times], report: Report) -> None:

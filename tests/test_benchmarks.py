@@ -17,6 +17,7 @@ from benchmarks import (
     jumpstart,
     kill_loop,
     policies,
+    replay,
     service,
     soak,
     workload,
@@ -550,3 +551,16 @@ def test_availability_is_measured_and_drawn_from_the_command_line(tmp_path: Path
     found = {row["name"]: row["values"] for row in json.loads(ended.stdout)["rows"]}
     assert found["output, elements a second (5,000 are due)"][0] > 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fig8.svg", "fig9.svg"]
+
+
+@pytest.mark.full
+def test_all_techniques_of_replay_are_measured_on_the_same_revisions() -> None:
+    query = replay.QUERIES["Q2"]
+    found = {
+        technique: replay.measure(query, technique, 2, 500, 2, day=3_600, seconds=1_500)
+        for technique in replay.TECHNIQUES
+    }
+    assert len({each.emitted for each in found.values()}) == 1
+    assert found["RM"].replayed < found["plan"].replayed < found["RA"].replayed
+    assert found["RM"].read < found["RA"].read
+    assert replay.paper("Q1", "LOW", "RA") == (4.53, 4.45)
