@@ -242,14 +242,16 @@ def _add_replicas(what: _Subparsers) -> None:
 def _add_migration(what: _Subparsers) -> None:
     of_migration = what.add_parser("migration", help="one plan hands over to another, in four ways")
     of_migration.add_argument("--runs", type=int, default=3, help="runs of each (3)")
-    of_migration.add_argument("--rate", type=int, default=100, help="elements a second (100)")
+    of_migration.add_argument(
+        "--rate", type=_at_least(10), default=100, help="elements a second (100)"
+    )
     of_migration.add_argument("--json", action="store_true", help="print JSON")
     of_migration.add_argument("--out", type=Path, default=Path("docs/figures"), help="for the SVG")
 
 
 def _add_speculation(what: _Subparsers) -> None:
     levels = what.add_parser("speculation", help="output, latency and state by level and disorder")
-    levels.add_argument("--readings", type=int, default=4_000, help="readings (4,000)")
+    levels.add_argument("--readings", type=_at_least(40), default=4_000, help="readings (4,000)")
     levels.add_argument("--json", action="store_true", help="print JSON")
     levels.add_argument("--out", type=Path, default=Path("docs/figures"), help="for the SVG")
 
@@ -453,6 +455,15 @@ def _sizes(options: argparse.Namespace) -> Sizes:
     given = {"events": options.events, "backlog": options.backlog}
     sizes = replace(sizes, **{name: value for name, value in given.items() if value is not None})
     return replace(sizes, live=(*sizes.live, 1_000_000)) if options.large else sizes
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if (value := int(text)) < least:
+            raise argparse.ArgumentTypeError(f"{least} at least, not {value}")
+        return value
+
+    return number
 
 
 def _names_of_figures(text: str) -> tuple[str, ...]:
