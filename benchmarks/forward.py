@@ -3,16 +3,17 @@ with feedback (the paper's VI-E3, Figure 10).
 
 Method
     The topology is topologies/fast-forward.yaml as it ships, with its worker and its two plans,
-    each a process. Four runs, one after the other, each with a Kafka of its own and the same
-    readings, all of which are there when it begins: either plan by itself, without a worker; both
-    merged, without feedback; both merged, with it. A run lasts from the first event that a
-    read_committed consumer gets until the end of the stream. After it, what came out has to be
-    legal, and equivalent to what the generator knows to be the query's answer; and no replica may
-    have been blamed for anything.
+    each a process. Which plans of the query these are is chosen anew, by a sample of readings and
+    by what work costs on this machine. Four runs, one after the other, each with a Kafka of its own
+    and the same readings, all of which are there when it begins: either plan by itself, without a
+    worker; both merged, without feedback; both merged, with it. A run lasts from the first event
+    that a read_committed consumer gets until the end of the stream. After it, what came out has to
+    be legal, and equivalent to what the generator knows to be the query's answer; and no replica
+    may have been blamed for anything.
 
-    What a reading takes is mostly a wait (`demo.selection` explains why), so the ratio shows what
-    feedback saves, and not how two plans share the machine. The expensive readings that the plans
-    processed are counted, too.
+    What a reading takes is mostly a wait (`demo.whole_readings` explains why), so the ratio shows
+    what feedback saves, and not how two plans share the machine. The expensive readings that the
+    plans processed are counted, too.
 """
 
 import asyncio
@@ -29,25 +30,37 @@ from benchmarks.availability import Consumer, Flow, all_joined
 from benchmarks.fleet import Report, log_line, staged
 from benchmarks.traffic import following
 from lmerge_service.config import topology as topologies
+from lmerge_service.demo.whole_readings import Ledger, entered_in, whole
+from lmerge_service.elements import Insert
 from lmerge_service.errors import LMergeError
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.topics import Topics
+from lmerge_service.local.broker import default_directory
 from lmerge_service.local.processes import Child
 from lmerge_service.local.stage import Stage, shipped_topology
 from lmerge_service.local.worker import WorkerProcess
 from lmerge_service.offline.audit import Audited, audit_topic, compare
+from lmerge_service.queries.checking import Step
+from lmerge_service.queries.choosing import choose, priced
+from lmerge_service.queries.costs.calibrating import calibrated
+from lmerge_service.queries.costs.measuring import measured, measured_parts
+from lmerge_service.queries.costs.units import UnitCosts, read_units
+from lmerge_service.queries.plan_numbering import numbered_plans
+from lmerge_service.queries.rows import Row
 from lmerge_service.tdb import TDB
-from lmerge_service.workloads.readings import readings
+from lmerge_service.workloads.readings import Reading, readings
 
-__all__ = ("WAYS", "Run", "Way", "draw", "measure", "run")
+__all__ = ("WAYS", "Run", "Way", "chosen_plans", "draw", "measure", "run")
 
 _TOPOLOGY: Final = "fast-forward.yaml"
 _PLANS: Final = "udf0", "udf1"
 _REPORT_SECONDS: Final = 10.0
 _BATCHES: Final = 20
 """So many of the smallest batch are all readings; the largest is three times as much."""
+_SAMPLE: Final = 4_000
+"""Readings that the plans are chosen by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +109,41 @@ async def run(count: int) -> dict[str, Run]:
     Raises:
         LMergeError: a process failed, or what came out is not the query's answer.
     """
-    return {name: await _play(name, way, count) for name, way in WAYS.items()}
+    place = default_directory("calibration.json")
+    if (units := read_units(place)) is None:
+        log_line(f"measuring what work costs here: there is no {place}")
+        units = calibrated(time.process_time_ns)
+    plans = chosen_plans(units)
+    log_line(f"plans {' and '.join(map(str, plans))} are chosen")
+    return {name: await _play(name, way, count, plans) for name, way in WAYS.items()}
 
 
-async def _play(name: str, way: Way, count: int) -> Run:
+def chosen_plans(units: UnitCosts) -> list[int]:
+    """The numbers of two plans of the query, by what they cost over a sample of readings. None may
+    be behind: what waits until it is final would be."""
+    plans, ledger = numbered_plans(whole), Ledger()
+    batch = (_SAMPLE // _BATCHES, 3 * _SAMPLE // _BATCHES)
+    steps = [
+        Step(f"{number}", "readings", [Insert(_row(each), each.vs, each.ve)])
+        for number, each in enumerate(readings(_SAMPLE, batch=batch, seed="sample"))
+    ]
+    shapes = [plan.plan for plan in plans]
+    with entered_in(ledger):
+        known = measured(shapes, steps, ledger.nanoseconds)
+        parts = measured_parts(shapes, steps, ledger.nanoseconds)
+    costs = priced(plans, known, units, parts)
+    return sorted(number for number, _ in choose(costs, len(_PLANS), most_lag=0))
+
+
+def _row(reading: Reading) -> Row:
+    row = whole.schema.row(json.loads(reading.payload))
+    assert isinstance(row, tuple)
+    return row
+
+
+async def _play(name: str, way: Way, count: int, numbers: Sequence[int]) -> Run:
     async with staged() as stage:
-        commands = _commands(way, count)
+        commands = _commands(way, count, numbers)
         connection, flow = Connection(stage.bootstrap), Flow()
         output = await _topics(connection, way)
         log_line(f"{name}: publishing {count:,} readings")
@@ -147,8 +189,8 @@ async def _topics(connection: Connection, way: Way) -> str:
     return topology.output.topic if way.merged else of_replicas[way.plans[0]]
 
 
-def _commands(way: Way, count: int) -> dict[str, list[str]]:
-    """Of the shipped topology, by process."""
+def _commands(way: Way, count: int, numbers: Sequence[int]) -> dict[str, list[str]]:
+    """Of the shipped topology, by process, with the plans of these numbers."""
     topology = topologies.load(shipped_topology(_TOPOLOGY), bootstrap="127.0.0.1:1")
     assert topology.up is not None
     commands = {each.name: list(each.command) for each in topology.up.processes}
@@ -157,9 +199,11 @@ def _commands(way: Way, count: int) -> dict[str, list[str]]:
         *_without(commands["readings"], "--count"),
         *("--count", str(count), "--batch", f"{least}-{3 * least}"),
     ]
-    for plan in _PLANS:
-        command = commands[plan] if way.uses_feedback else _without(commands[plan], "--feedback")
-        commands[plan] = [*command, "--json"]
+    for plan, number in zip(_PLANS, numbers, strict=True):
+        command = [*_without(commands[plan], "--plan"), "--plan", str(number), "--json"]
+        if not way.uses_feedback:
+            command = _without(_without(command, "--feedback"), "--name")
+        commands[plan] = command
     return commands
 
 

@@ -24,9 +24,11 @@ from benchmarks import (
 )
 from benchmarks.replica import SECOND, Part, lives
 from benchmarks.traffic import Arrivals
+from lmerge_service.config.topology import load
 from lmerge_service.core import Policy, lag, quorum
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.kafka.connection import Connection
+from lmerge_service.queries.costs.units import KINDS, UNITS, UnitCosts
 from lmerge_service.tdb import TDB, reconstitute
 from lmerge_service.workloads.lifetime import final_tdb
 
@@ -368,14 +370,25 @@ def test_figure_10_is_of_all_four_ways_and_the_same_runs_are_the_same_picture(
 
 
 def test_figure_10_goes_by_the_shipped_topology() -> None:
-    heeding = forward._commands(forward.WAYS["LM+Feedback"], 2_000)
+    heeding = forward._commands(forward.WAYS["LM+Feedback"], 2_000, (1, 2))
     assert heeding["readings"][-4:] == ["--count", "2000", "--batch", "100-300"]
     assert {forward._option(heeding[each], "--feedback") for each in ("udf0", "udf1")} == {
         "forward.merged"
     }
-    assert all("--feedback" not in each for each in forward._commands(forward.Way(), 9).values())
-    whole = forward._commands(forward.Way(), 200_000)["readings"]
+    assert [forward._option(heeding[each], "--plan") for each in ("udf0", "udf1")] == ["1", "2"]
+    without = forward._commands(forward.Way(), 9, (1, 2)).values()
+    assert all("--feedback" not in each and "--name" not in each for each in without)
+    whole = forward._commands(forward.Way(), 200_000, (1, 2))["readings"]
     assert forward._option(whole, "--batch") == "10000-30000", "as it ships"
+
+
+def test_the_plans_of_the_topology_are_those_that_are_chosen() -> None:
+    even = UnitCosts(dict.fromkeys(UNITS, 1.0), dict.fromkeys(KINDS, 100.0))
+    shipped = load(Path("topologies/fast-forward.yaml"), bootstrap="127.0.0.1:1").up
+    assert shipped is not None
+    commands = {each.name: each.command for each in shipped.processes}
+    numbers = [int(forward._option(commands[each], "--plan")) for each in ("udf0", "udf1")]
+    assert forward.chosen_plans(even) == numbers
 
 
 def _benchmarks(*arguments: str) -> "subprocess.CompletedProcess[str]":

@@ -1,7 +1,7 @@
 """`lmerge query readings` and `select`: one query by two plans of opposite costs."""
 
 import re
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -54,16 +54,16 @@ def _sizes(text: str) -> tuple[int, int]:
 
 def select(
     to: str = option("TOPIC", "Where to write; made if missing."),
-    plan: Literal["udf0", "udf1"] = option(
-        "PLAN", "udf0: expensive for small x; udf1: for large x."
+    plan: int = option(
+        "K",
+        "By which plan; `lmerge query explain lmerge_service.demo.whole_readings:whole`.",
+        min=1,
     ),
     readings: str = option("TOPIC", "What `lmerge query readings` made."),
     feedback: str | None = option(
         "TOPIC", "A merge's output: leave out what is final there.", default=None
     ),
-    name: str | None = option(
-        "NAME", "What the merge calls this replica. [default: PLAN]", default=None
-    ),
+    name: str | None = option("NAME", "What the merge calls this replica.", default=None),
     cheap: float = option("MS", "What a cheap reading takes.", min=0, max=1000, default=0.1),
     expensive: float = option(
         "MS", "What an expensive one takes.", "--dear", min=0, max=1000, default=1.5
@@ -72,34 +72,39 @@ def select(
     *,
     kafka: KafkaOptions,
 ) -> None:
-    """Keep the readings that came whole, by one of two plans that mean the same.
+    """Keep the readings that came whole, by one of several plans that mean the same.
 
     Ends with the readings, or on SIGTERM. A restart begins again, as the next incarnation.
 
-    Example: `lmerge query select --plan udf0 --readings forward.readings --to forward.udf0`
+    Example: `lmerge query select --plan 1 --readings forward.readings --to forward.udf0`
     """
     import asyncio
 
-    from lmerge_service.demo.selection import Costs, SelectionPlan, SelectionReplica
+    from lmerge_service.demo.selection import SelectionReplica
     from lmerge_service.demo.selection import select as run
+    from lmerge_service.demo.whole_readings import Costs, whole
+    from lmerge_service.queries.plan_numbering import numbered_plans
 
     for topic in (readings, to, *([feedback] if feedback else [])):
         check_topic(topic)
-    if name is not None and feedback is None:
-        raise ConfigurationError("--name is whose feedback is used: give --feedback")
+    if (name is None) != (feedback is None):
+        raise ConfigurationError("--name is whose feedback is used: give --feedback and --name")
+    plans = numbered_plans(whole)
+    if plan > len(plans):
+        raise ConfigurationError(f"there is no plan {plan}: there are {len(plans)}")
     replica = SelectionReplica(
-        plan=SelectionPlan(plan),
+        plan=plans[plan - 1],
         connection=kafka.connection(),
         readings=readings,
         to=to,
         feedback=feedback,
-        name=name or plan,
+        name=name or "",
         costs=Costs(cheap / 1000, expensive / 1000),
     )
 
     def begun(incarnation: int) -> None:
         uses = f", uses feedback of {feedback}" if feedback else ""
-        line = f"{plan} from {readings} to {to}, incarnation {incarnation}{uses}"
+        line = f"plan {plan} from {readings} to {to}, incarnation {incarnation}{uses}"
         document = {"plan": plan, "to": to, "incarnation": incarnation}
         report({"replica": document}, line, as_json=as_json, err=True)
 

@@ -1,17 +1,17 @@
 """A query by two plans, each expensive where the other is cheap: a replica that uses feedback.
 
 Theory
-    The query keeps readings that came whole (`workloads.readings`), by a user-defined function over
-    the payload. Plan UDF0 takes long for a reading with small x, UDF1 for one with large x, and
-    both mean the same (the paper's VI-E3). Readings come in order and are never revised, so a
-    filter passes stables on as they are, and an event's end is final from the start: it may be left
-    out as soon as it is below the point (`lmerge_service.kafka.feedback`).
+    The query keeps readings that came whole (`demo.whole_readings`), by one of two functions; plans
+    of it call one or the other, and both mean the same (the paper's VI-E3). Readings come in order
+    and are never revised, so a filter passes stables on as they are, and an event's end is final
+    from the start: it may be left out as soon as it is below the point
+    (`lmerge_service.kafka.feedback`).
 
-    What a reading takes is a wait. It stands for work that is done elsewhere: a plan that has half
-    of what it needs at hand and must ask for the other half. Two plans that computed instead would
-    share the cores of one machine, and a plan that is ahead would be slowed down by the other's
-    work, which is not what a merge of plans on machines of their own would see. So a reading
-    takes at least its time, reading and writing it included, and of the processor next to nothing.
+    What a reading takes is a wait, which this process waits for, a hundredth of a second at a time:
+    functions that computed instead would share the cores of one machine, and a plan that is ahead
+    would be slowed down by the other's work, which is not what a merge of plans on machines of
+    their own would see. So a reading takes at least its time, reading and writing it included, and
+    of the processor next to nothing.
 
 Who owns what
     `select` owns its clients. The output topic is made when it is missing.
@@ -21,22 +21,22 @@ What happens on a crash at each await
     feedback it leaves out what has become final meanwhile, and is at the front at once.
 
 Cost
-    Some 30 µs of processor a reading that is passed on, 3 µs one that is left out.
+    Some 60 µs of processor a reading that is passed on, 3 µs one that is left out.
 """
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Final, Protocol
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
+from lmerge_service.demo.whole_readings import Costs, Ledger, entered_in, whole
 from lmerge_service.elements import INFINITY, START, Element, Insert, Stable
 from lmerge_service.errors import ConfigurationError, ElementError, StateError
 from lmerge_service.formats.headers import incarnation_headers
-from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.formats.wire import WireDecoder, encode
 from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.feedback import Feedback
 from lmerge_service.kafka.records import Record
@@ -44,38 +44,25 @@ from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.tails import next_incarnation, tails
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.kafka.writing import TopicWriter
-from lmerge_service.workloads.readings import is_low, is_whole
+from lmerge_service.queries.physical import PhysicalPlan
+from lmerge_service.queries.rows import Refusal
 
 __all__ = (
-    "Costs",
     "FeedbackPoint",
+    "Selected",
     "Selection",
-    "SelectionPlan",
     "SelectionReplica",
     "SelectionStep",
     "select",
 )
 
+_SOURCE: Final = "readings"
+_decoded: Final = msgspec.json.Decoder().decode
 _AT_ONCE: Final = 500
 _POLL_SECONDS: Final = 0.2
 _STEP_SECONDS: Final = 0.01
 _SLACK_SECONDS: Final = 0.05
 _REPORT_SECONDS: Final = 2.0
-
-
-class SelectionPlan(StrEnum):
-    UDF0 = "udf0"
-    """Expensive for small x."""
-    UDF1 = "udf1"
-    """Expensive for large x."""
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """Seconds that a reading takes: 200,000, half of them expensive, take 160."""
-
-    cheap: float = 0.000_1
-    expensive: float = 0.001_5
 
 
 class FeedbackPoint(Protocol):
@@ -85,24 +72,43 @@ class FeedbackPoint(Protocol):
     def point(self) -> int: ...
 
 
+class Selected(NamedTuple):
+    """A record that is passed on."""
+
+    key: bytes | None
+    value: bytes
+
+
 @dataclass(slots=True)
 class SelectionStep:
     """What is to be passed on after some seconds of work."""
 
-    records: list[Record]
+    records: list[Selected]
     seconds: float = 0.0
 
 
 class Selection:
     """The query by one plan, from records to records; never awaits."""
 
-    def __init__(self, plan: SelectionPlan, costs: Costs, feedback: FeedbackPoint | None = None):
-        self.cheap = self.expensive = self.skipped = self.kept = 0
-        """Readings by what they took; those that were left out; those that were passed on."""
+    def __init__(
+        self, plan: PhysicalPlan, costs: Costs, feedback: FeedbackPoint | None = None
+    ) -> None:
+        self.skipped = self.kept = 0
+        """Readings that were left out; those that were passed on."""
         self.at = START
         """The last stable."""
-        self._plan, self._costs, self._feedback = plan, costs, feedback
+        self._ledger, self._feedback = Ledger(costs), feedback
+        self._network, self._schema = plan.begin(), whole.schema
         self._decode = WireDecoder().decode
+
+    @property
+    def cheap(self) -> int:
+        """Readings by what they took."""
+        return self._ledger.cheap
+
+    @property
+    def expensive(self) -> int:
+        return self._ledger.expensive
 
     @property
     def ended(self) -> bool:
@@ -120,37 +126,54 @@ class Selection:
         Raises:
             StateError: a record is no reading, or the stream is revised.
         """
-        step, point = SelectionStep([]), self.point
+        left = iter(records)
+        more = True
+        while more:
+            step, point = SelectionStep([]), self.point
+            with entered_in(self._ledger):
+                more = self._fill(step, left, point)
+            yield step
+
+    def _fill(self, step: SelectionStep, records: Iterator[Record], point: int) -> bool:
+        """Takes records until the step is full; whether it is."""
+        ledger, full = self._ledger, self._ledger.seconds + _STEP_SECONDS
+        begun = ledger.seconds
         for record in records:
             try:
                 self._take(self._decode(record.value or b""), record, step, point)
             except (ElementError, msgspec.MsgspecError) as error:
                 raise StateError(f"offset {record.offset} of the readings: {error}") from error
-            if step.seconds >= _STEP_SECONDS:
-                yield step
-                step, point = SelectionStep([]), self.point
-        yield step
+            if ledger.seconds >= full:
+                break
+        step.seconds = ledger.seconds - begun
+        return step.seconds >= _STEP_SECONDS
 
     def _take(self, element: Element, record: Record, step: SelectionStep, point: int) -> None:
+        """Adds what the plan emits."""
         if isinstance(element, Stable):
             self.at = element.vc
-            step.records.append(record)
         elif not isinstance(element, Insert):
             raise ElementError("revised", "a reading is revised, so that its end is not final")
         elif element.ve < point:
             self.skipped += 1
+            return
         else:
-            step.seconds += self._work(element.payload)
-            if is_whole(element.payload):
-                self.kept += 1
-                step.records.append(record)
+            row = self._schema.row(_decoded(element.payload))
+            if isinstance(row, Refusal):
+                raise ElementError(row.reason, f"no reading: {row.reason} ({row.column})")
+            element = Insert(row, element.vs, element.ve)
+        for each in self._network.process_batch(_SOURCE, (element,)):
+            if each == element:  # a selection passes on what it is given, as it is
+                step.records.append(Selected(record.key, record.value or b""))
+            else:
+                step.records.append(self._encoded(each))
+            self.kept += isinstance(each, Insert)
 
-    def _work(self, payload: bytes) -> float:
-        if is_low(payload) == (self._plan is SelectionPlan.UDF0):
-            self.expensive += 1
-            return self._costs.expensive
-        self.cheap += 1
-        return self._costs.cheap
+    def _encoded(self, element: Element) -> Selected:
+        if isinstance(element, Insert):
+            payload = self._schema.payload(element.payload)
+            return Selected(payload, encode(Insert(payload, element.vs, element.ve)))
+        return Selected(None, encode(element))
 
 
 class _Elsewhere:
@@ -170,14 +193,14 @@ class _Elsewhere:
 class SelectionReplica:
     """The query by a plan, from a topic to a topic."""
 
-    plan: SelectionPlan
+    plan: PhysicalPlan
     connection: Connection
     readings: str
     to: str
     feedback: str | None = None
     """The merge's output topic, whose feedback to `name` is used."""
     name: str
-    costs: Costs = Costs()
+    costs: Costs = field(default_factory=Costs)
 
 
 async def select(
@@ -245,7 +268,7 @@ async def _run(
         for records in batches.values():
             for step in selection.steps(records):
                 await elsewhere.work(step.seconds)
-                await writer.write((0, record.key, record.value or b"") for record in step.records)
+                await writer.write((0, record.key, record.value) for record in step.records)
                 if stopped():
                     return
                 if clock() >= due:

@@ -33,7 +33,7 @@ Cost
     call per node.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, get_args
 
@@ -246,11 +246,22 @@ def udf(
     returns: Kind | type | str,
     null_safe: bool = False,
     version: str = "",
+    also: Iterable[str] = (),
 ) -> Expression:
     """A call of `package.module:function`, a pure function of the values; null if any is null,
-    unless it is `null_safe`. `version` distinguishes its meanings in fingerprints."""
+    unless it is `null_safe`. `version` distinguishes its meanings in fingerprints. `also` names
+    functions that compute the same of the same values, so that plans may call one or the other.
+
+    Raises:
+        ConfigurationError: a function is named twice.
+    """
+    names = (function, *also)
+    if len(set(names)) < len(names):
+        raise ConfigurationError(
+            f"udf {function!r}, also={list(names[1:])}: a function is named twice"
+        )
     trees = tuple(tree_of(arg) for arg in args)
-    return Expression(Call(function, trees, Kind.of(returns), null_safe, version))
+    return Expression(Call(function, trees, Kind.of(returns), null_safe, version, names[1:]))
 
 
 def expression(value: object) -> Expression:

@@ -105,6 +105,8 @@ class Call(_Node, frozen=True, tag="call"):
     returns: Kind
     null_safe: bool = False
     version: str = ""
+    also: tuple[str, ...] = ()
+    """Functions that compute the same."""
 
 
 Tree = Union[Name, Literal, Binary, Not, IsNull, Coalesce, When, Cast, Call]  # noqa: UP007 (recursive)
@@ -174,9 +176,10 @@ def _printed(tree: Any) -> str:
             return f"{whens}.otherwise({_printed(otherwise)})"
         case Cast(of, kind):
             return f"{_outer(of)}.cast({kind.value!r})"
-        case Call(function, args, returns, null_safe, version):
+        case Call(function, args, returns, null_safe, version, also):
             options = ", null_safe=True" if null_safe else ""
             options += f", version={version!r}" if version else ""
+            options += f", also={list(also)!r}" if also else ""
             values = "".join(f", {_printed(arg)}" for arg in args)
             return f"udf({function!r}{values}, returns={returns.value!r}{options})"
     raise AssertionError(tree)

@@ -32,10 +32,11 @@ import msgspec
 
 from lmerge_service.elements import INFINITY, Insert, Stable
 
-__all__ = ("STEP", "Reading", "elements_of", "is_low", "is_whole", "readings")
+__all__ = ("LOW", "STEP", "Reading", "elements_of", "is_low", "is_whole", "readings")
 
 STEP: Final = 10
-_LOW: Final = range(201)
+LOW: Final = range(201)
+"""The small x."""
 _HIGH: Final = range(201, 401)
 
 
@@ -61,7 +62,7 @@ def readings(
 ) -> Iterator[Reading]:
     """So many, in order of vs; `batch` is the least and the largest size, `damaged` a share."""
     rng = Random(f"{seed}")
-    values, others, left = _HIGH, _LOW, 0
+    values, others, left = _HIGH, LOW, 0
     for number in range(count):
         if not left:
             values, others, left = others, values, rng.randint(*batch)
@@ -105,4 +106,4 @@ def is_whole(payload: bytes) -> bool:
 
 def is_low(payload: bytes) -> bool:
     """Whether its x is small; raises as `is_whole`."""
-    return _fields(payload).x in _LOW
+    return _fields(payload).x in LOW

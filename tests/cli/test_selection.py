@@ -4,7 +4,7 @@ import pytest
 
 from tests.cli.conftest import Lmerge
 
-SELECT = "query select --plan udf0 --readings r --to t"
+SELECT = "query select --plan 1 --readings r --to t"
 NOWHERE = " --bootstrap 127.0.0.1:1"
 
 
@@ -12,13 +12,14 @@ NOWHERE = " --bootstrap 127.0.0.1:1"
     ("command", "code", "error"),
     [
         (
-            SELECT.replace("udf0", "udf2"),
+            SELECT.replace("--plan 1", "--plan 7"),
             2,
-            "Invalid value for '--plan': 'udf2' is not one of 'udf0', 'udf1'",
+            "there is no plan 7: there are 6",
         ),
         (SELECT.replace("--to t", "--to t/u"), 2, "'t/u' is no name of a topic"),
         (SELECT + " --feedback o/p", 2, "'o/p' is no name of a topic"),
-        (SELECT + " --name a", 2, "--name is whose feedback is used: give --feedback"),
+        (SELECT + " --name a", 2, "--name is whose feedback is used: give --feedback and --name"),
+        (SELECT + " --feedback o", 2, "--name is whose feedback is used: give --feedback and --n"),
         (SELECT + NOWHERE, 3, "connecting to 127.0.0.1:1: Kafka cannot"),
         ("query readings r --batch 30-10", 2, "--batch takes the least size and the largest"),
         ("query readings r --batch 0-1", 2, "--batch takes the least size and the largest"),

@@ -248,7 +248,7 @@ def test_two_plans_that_use_feedback_publish_the_answer_though_one_is_killed(
         assert left_out(log.rpartition("incarnation 1")[2]) > 0
         at = ("--bootstrap", up.shown["bootstrap"])
         query = ("--readings", "forward.readings", "--to", "check", "--cheap", "0", "--dear", "0")
-        check = lmerge(tmp_path, "query", "select", "--plan", "udf1", *query, *at)
+        check = lmerge(tmp_path, "query", "select", "--plan", "5", *query, *at)
         assert check.returncode == 0, check.stderr
         audit = lmerge(tmp_path, "audit", "kafka:check", "kafka:forward.merged", *at)
         assert audit.returncode == 0, audit.stdout + audit.stderr

@@ -20,7 +20,7 @@ from random import Random
 from statistics import fmean, median
 from typing import Final
 
-from lmerge_service.elements import INFINITY, Insert, Stable
+from lmerge_service.elements import INFINITY, Element, Insert, Stable
 from lmerge_service.queries import logical
 from lmerge_service.queries.checking import Step
 from lmerge_service.queries.costs.estimating import NodeEstimate, estimate
@@ -280,11 +280,9 @@ def _allocated(trial: _Trial) -> float:
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
-        for step in _drawn(trial, _EVENTS):
-            elements_of_step = step.elements
-            if isinstance(logical.sources(trial.plan.plan)[step.source], logical.Elements):
-                elements_of_step = [_lasting(each) for each in step.elements]
-            network.process_batch(step.source, elements_of_step)
+        for name, batch in _batches(trial):
+            network.process_batch(name, batch)
+            del batch
         gc.collect()
         after, _ = tracemalloc.get_traced_memory()
     finally:
@@ -292,8 +290,21 @@ def _allocated(trial: _Trial) -> float:
     return (after - before) / max(len(network), 1)
 
 
-def _lasting(element: object) -> Insert[tuple[int, int]] | Stable:
+def _batches(trial: _Trial) -> Iterator[tuple[str, list[Element]]]:
+    """Facts, and lasting events of a topic, as they are taken in: in batches by source."""
+    found = logical.sources(trial.plan.plan)
+    waiting: dict[str, list[Element]] = {}
+    for step in _drawn(trial, _EVENTS):
+        lasts = isinstance(found[step.source], logical.Elements)
+        waiting.setdefault(step.source, []).extend(
+            map(_lasting, step.elements) if lasts else step.elements
+        )
+        if len(waiting[step.source]) >= trial.batch:
+            yield step.source, waiting.pop(step.source)
+    yield from waiting.items()
+
+
+def _lasting(element: Element) -> Element:
     if isinstance(element, Insert):
         return Insert(element.payload, element.vs, element.vs + 8_000)
-    assert isinstance(element, Stable)
     return element

@@ -28,6 +28,7 @@ from lmerge_service.errors import ConfigurationError
 from lmerge_service.queries import logical
 from lmerge_service.queries.logical import Node
 from lmerge_service.queries.rewriting.aggregates import AGGREGATES
+from lmerge_service.queries.rewriting.functions import FUNCTIONS
 from lmerge_service.queries.rewriting.joins import JOINS
 from lmerge_service.queries.rewriting.lifetimes import LIFETIMES
 from lmerge_service.queries.rewriting.multisets import MULTISETS
@@ -44,6 +45,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *MULTISETS,
     *LIFETIMES,
     *PROJECTIONS,
+    *FUNCTIONS,
 )
 
 

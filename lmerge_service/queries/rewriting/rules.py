@@ -36,6 +36,7 @@ __all__ = (
     "reads_starts",
     "substituted",
     "with_children",
+    "with_parts",
 )
 
 
@@ -110,12 +111,14 @@ def reads_starts(results: logical.Results) -> bool:
 def substituted(tree: Tree, by: Mapping[str, Tree]) -> Tree:
     """The tree with trees in place of columns."""
 
-    def each(of: Tree) -> Tree:
-        return substituted(of, by)
+    if isinstance(tree, Name):
+        return by.get(tree.name, tree)
+    return with_parts(tree, lambda part: substituted(part, by))
 
+
+def with_parts(tree: Tree, each: Callable[[Tree], Tree]) -> Tree:
+    """The tree over what becomes of its parts."""
     match tree:
-        case Name(name):
-            return by.get(name, tree)
         case Binary(op, left, right):
             return Binary(op, each(left), each(right))
         case Not(of):
