@@ -2,9 +2,8 @@
 
 Theory
     Kafka keeps what a replica has read, for as long as the topic's retention lets it: nothing is to
-    be written twice. Its buckets are ranges of offsets. Where a time begins Kafka knows itself, by
-    the records' times; up to where it goes is known of a range once it has been read, so that what
-    was read is not read again in vain.
+    be written twice. Its buckets are ranges of offsets. In which a time begins Kafka knows, by the
+    records' own times; it ends where facts of that time would be late.
 
 Invariants
     T1  A scan has every event of its range that counts, or raises: what retention has deleted is
@@ -15,7 +14,7 @@ Who owns what
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from lmerge_service.elements import INFINITY, START, Insert
@@ -46,10 +45,10 @@ class TopicArchive:
     topic: str
     width: int
     headroom: int = 1
+    size: int = _RANGE
+    """Offsets of a range."""
     read: int = 0
     """How many ranges have been read."""
-    _times: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
-    """The least start and the greatest end of ranges, by partition and first offset."""
 
     @property
     def places(self) -> list[TopicPartition]:
@@ -100,23 +99,22 @@ class TopicArchive:
             facts = FactsInput(self.facts, self.topic, self.width, self.headroom)
             first = starts[place]
             while first < ends[place]:
-                last = min(first + _RANGE, ends[place])
-                known = self._times.get((place.partition, first))
-                if known is None or (known[1] >= since and known[0] < before):
-                    found += await self._range(place, first, last, facts, (since, before))
+                last = min(first - first % self.size + self.size, ends[place])
+                entries = await self._range(place, first, last, facts)
+                found += [
+                    FactAt(place.partition, entry)
+                    for entry in entries
+                    if entry.ve >= since and entry.vs < before
+                ]
                 first = last
                 if facts.reached[place.partition] - self.facts.lateness >= before:
                     break  # nothing that counts is earlier any more
         return found
 
     async def _range(
-        self,
-        place: TopicPartition,
-        first: int,
-        last: int,
-        facts: FactsInput,
-        wanted: tuple[int, int],
-    ) -> list[FactAt]:
+        self, place: TopicPartition, first: int, last: int, facts: FactsInput
+    ) -> list[Archived]:
+        """The events of a range of offsets; `facts` has seen those before it."""
         self.read += 1
         entries: list[Archived] = []
         async for _, records in self.source.backlog({place: first}, {place: last}):
@@ -125,17 +123,7 @@ class TopicArchive:
                     assert type(event) is Insert
                     entries.append(Archived(record.offset, event.payload, event.vs, event.ve))
             facts.dead.clear()
-        if entries:
-            self._times[place.partition, first] = (
-                min(entry.vs for entry in entries),
-                max(entry.ve for entry in entries),
-            )
-        since, before = wanted
-        return [
-            FactAt(place.partition, entry)
-            for entry in entries
-            if entry.ve >= since and entry.vs < before
-        ]
+        return entries
 
 
 def archives_of(
