@@ -3,8 +3,10 @@
 Theory
     Each task is led by one worker; others follow it and show what they have read. So numbers about
     the merge are taken from the workers that lead something, each about the tasks that it leads:
-    counts are added up, stable points are the lowest, states the worst. Documents are read
-    leniently, as `lmerge watch` does: what a worker of another version does not report is None.
+    counts are added up, stable points are the lowest, states the worst. What was found of a
+    replica is added up over all workers: each counts what it has found while it led. Documents
+    are read leniently, as `lmerge watch` does: what a worker of another version does not report is
+    None.
 
 Cost
     Linear in the rows of the documents: O(workers × (replicas + tasks)).
@@ -24,6 +26,8 @@ _SUMS: Final = (
     *("inserts", "adjusts", "stables", "delivered_first", "late", "stale", "repeated"),
     *("contradicted", "dead_letters", "lost_events", "left_out"),
 )
+_FINDINGS: Final = ("repeated", "contradicted", "dead_letters", "lost_events")
+"""Of these, what was found wrong."""
 _OUTPUT_SUMS: Final = ("inserts", "adjusts", "stables", "live_events", "transactions")
 
 
@@ -168,7 +172,7 @@ def merged(
     tasks = _tasks(answers)
     output = _output(leading)
     leaders = Counter(task.leader for task in tasks if task.leader is not None)
-    replicas = _replicas(leading, leaders)
+    replicas = _replicas(leading, documents, leaders)
     reasons = _reasons(answers)
     return MergeView(
         name=str(newest.get("name")),
@@ -297,20 +301,39 @@ def _tasks(answers: Sequence[tuple[str, Document | None, str | None]]) -> tuple[
 # --- replicas -------------------------------------------------------------------------------------
 
 
-def _replicas(leading: Sequence[Document], leaders: Mapping[str, int]) -> tuple[ReplicaRow, ...]:
+def _replicas(
+    leading: Sequence[Document], documents: Sequence[Document], leaders: Mapping[str, int]
+) -> tuple[ReplicaRow, ...]:
     first = _sum(_part(each, "output").get("inserts") for each in leading)
+    whole = _by_name(documents)
+    return tuple(
+        _replica(name, seen, whole[name], first, leads=name in leaders)
+        for name, seen in _by_name(leading).items()
+    )
+
+
+def _by_name(documents: Sequence[Document]) -> dict[str, list[Document]]:
+    """What these documents have of each replica."""
     found: dict[str, list[Document]] = {}
-    for status in leading:
+    for status in documents:
         for each in _list(status, "replicas"):
             found.setdefault(str(each.get("name")), []).append(each)
-    return tuple(_replica(name, seen, first, leads=name in leaders) for name, seen in found.items())
+    return found
 
 
-def _replica(name: str, seen: Sequence[Document], first: int | None, *, leads: bool) -> ReplicaRow:
+def _replica(
+    name: str,
+    seen: Sequence[Document],
+    by_all: Sequence[Document],
+    first: int | None,
+    *,
+    leads: bool,
+) -> ReplicaRow:
     worst = min(seen, key=lambda each: _rank(str(each.get("state"))))
     unended = [each for each in seen if not each.get("ended")]
     stable = _lowest([each.get("stable_point") for each in unended]) if unended else None
     counts = {each: _sum(one.get(each) for one in seen) or 0 for each in _SUMS}
+    counts |= {each: _sum(one.get(each) for one in by_all) or 0 for each in _FINDINGS}
     return ReplicaRow(
         name=name,
         topic=str(worst.get("topic")),
@@ -325,10 +348,10 @@ def _replica(name: str, seen: Sequence[Document], first: int | None, *, leads: b
         liveness=_liveness(seen),
         share_first=counts["delivered_first"] / first if first else None,
         counts=counts,
-        breaches=dict(sum((Counter(each.get("breaches") or {}) for each in seen), Counter())),
-        repeated_at=next((e["repeated_at"] for e in seen if e.get("repeated_at")), None),
+        breaches=dict(sum((Counter(each.get("breaches") or {}) for each in by_all), Counter())),
+        repeated_at=next((e["repeated_at"] for e in by_all if e.get("repeated_at")), None),
         contradicted_at=next(
-            (e["contradicted_at"] for e in seen if e.get("contradicted_at")), None
+            (e["contradicted_at"] for e in by_all if e.get("contradicted_at")), None
         ),
         confirmed=_lowest([e.get("confirmed") for e in seen if not e.get("confirmed_to_the_end")]),
         confirmed_to_the_end=all(each.get("confirmed_to_the_end") for each in seen),

@@ -67,6 +67,17 @@ def test_a_standby_counts_for_nothing_while_another_worker_leads() -> None:
     assert (row.counts["inserts"], row.state) == (10, "joined")
 
 
+def test_what_a_worker_found_while_it_led_stays_when_another_one_leads() -> None:
+    leading = status(replica("a", inserts=10, breaches={"x": 1}))
+    led = status(
+        replica("a", inserts=7, dead_letters=2, breaches={"x": 3}, repeated=5, repeated_at="t"),
+        tasks=(task(0, "follows"),), state="standby",
+    )  # fmt: skip
+    (row,) = view_of(watch({A: led, B: leading})).replicas
+    assert (row.counts["dead_letters"], row.counts["repeated"], row.repeated_at) == (2, 5, "t")
+    assert (row.breaches, row.counts["inserts"]) == ({"x": 4}, 10)
+
+
 def test_a_transaction_is_a_finding_once_it_is_open_for_long() -> None:
     def opened(seconds: float) -> dict[str, Any]:
         return {"partition": 0, "offset": 7, "records": 3, "seconds": seconds}

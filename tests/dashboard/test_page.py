@@ -180,6 +180,8 @@ def test_keyboard_focus_stays_while_the_page_is_brought_up_to_date(
         page.keyboard.press("Enter")
         page.wait_for_selector(".lm-confirm")
         assert page.evaluate("document.body.classList.contains('body--dark')")
+        colour = page.evaluate("getComputedStyle(document.querySelector('.lm-attach')).color")
+        assert colour == "rgb(108, 184, 234)", "it can be read on dark ground"
         wide = page.evaluate("document.documentElement.scrollWidth")
         assert wide <= 390, "nothing sticks out on a narrow screen"
 

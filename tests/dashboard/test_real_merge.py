@@ -1,14 +1,17 @@
 """The page in a real browser over a real merge: Kafka, workers, and replicas that are killed."""
 
+import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from lmerge_service.elements import Insert, Stable
-from lmerge_service.local.broker import LocalBroker
+from lmerge_service.local.broker import LocalBroker, free_port
+from tests.cli.conftest import LMERGE, environment
 from tests.conftest import MAKES_TOPICS
 from tests.dashboard.browser import SECONDS, Dashboard, confirm, need_browser, opened
 from tests.dashboard.real import BEGINNING, STEP, TOKEN, RealMerge
@@ -278,3 +281,58 @@ def test_a_gap_is_accepted(real: RealMerge, tmp_path: Path) -> None:
         page.click("text=Close")
         page.wait_for_selector('tr[data-replica="d"]:has-text("joined")')
         until(page, "attention", "Nothing needs attention")
+
+
+QUERY = """
+from lmerge_service.queries.plan import count, facts, tumbling
+
+late = facts("f", time="t", fields={"k": str, "t": int}).windows(tumbling(10)).by("k")
+late = late.aggregate(n=count())
+"""
+
+
+def test_a_replica_that_is_a_query_shows_what_passes_each_node_of_its_plan(
+    real: RealMerge, tmp_path: Path
+) -> None:
+    (tmp_path / "q.py").write_text(QUERY)
+    facts = f"{real.merge.name}.facts"
+
+    def feed(number: int) -> None:
+        values = [b'{"k": "%d", "t": %d}' % (n % 3, number * 1_000 + n) for n in range(1_000)]
+        real.merge.send_raw(facts, values)
+
+    feed(0)
+    address = f"http://127.0.0.1:{free_port()}"
+    command = [
+        *LMERGE, "query", "run", "q.py:late", "--topic", f"f={facts}", "--to",
+        real.merge.topics["a"], "--bootstrap", real.merge.bootstrap, "--http-port",
+        address.rpartition(":")[2],
+    ]  # fmt: skip
+    with (tmp_path / "query.log").open("w") as log:
+        query = subprocess.Popen(
+            command, cwd=tmp_path, stdout=log, stderr=log, env=environment()
+        )  # fmt: skip
+    try:
+        real.start(("b", 30), ("c", 30), workers=1)
+        options = [real.path, real.workers[0].address, address]
+        with (
+            ThreadPoolExecutor(1) as pool,
+            Dashboard(tmp_path, *options) as dashboard,
+            opened(dashboard) as page,
+        ):
+            until(page, "queries", "plan: each line is fed by those below it")
+            node = page.locator('.plan tr:has-text("windows tumbling(10)")')
+            for number in range(1, 60):
+                pool.submit(feed, number).result()  # this thread's loop is the browser's
+                rates = node.locator("td.n").all_inner_texts()
+                if rates and rates[0] not in {"?", "0"}:
+                    break
+                page.wait_for_timeout(500)
+            assert rates[0] not in {"?", "0"}, "elements a second into it"
+            assert int(rates[2].replace(",", "")) >= 1_000, "taken"
+            until(page, "queries", "facts f (k: str, t: int)")
+            query.kill()
+            until(page, "queries", "away")
+    finally:
+        query.kill()
+        query.wait()
