@@ -140,6 +140,7 @@ def test_replay_is_a_choice_of_a_plan() -> None:
         replayed_plan(physical(flights))
 
 
+@pytest.mark.full
 def test_it_holds_less_than_windows_do() -> None:
     grid = Grid(600, 10)
     begin = lambda: PaneWindows(grid, Count(), key=group_of, emit="on_close")  # noqa: E731
