@@ -21,6 +21,7 @@ from benchmarks.fleet import NEVER, TOPICS, Merge, Report, by_topic, log_line, s
 from benchmarks.idle import idle
 from benchmarks.inputs import lazily
 from benchmarks.pass_through import plain_pass_through
+from benchmarks.retention import forgetting
 from benchmarks.sizes import Sizes
 from benchmarks.streams import deduplicated
 from benchmarks.traffic import Receipts, Replicas, following, quantile, waits
@@ -503,6 +504,7 @@ _MEASUREMENTS: Final[Mapping[str, Measurement]] = MappingProxyType(
         "recovery": recovery.by_live_events,
         "history": recovery.by_history,
         "beginning": beginning,
+        "forgetting": forgetting,
         "snapshots": _snapshots,
         "takeover": recovery.takeover,
         "backlog": _backlog,
