@@ -104,15 +104,17 @@ def test_rate_and_state_are_within_a_factor_of_two(seed: int) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(600)
 def test_rate_and_state_of_thirty_plans_are_within_a_factor_of_two() -> None:
     far = [(each.seed, each.ratios) for each in plans_compared() if max(each.ratios) >= 2]
     assert not far
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1_200)
 def test_times_of_thirty_plans_are_within_a_factor_of_two_and_in_order() -> None:
-    """By costs that were measured just before; what else the machine does meanwhile is not in
-    them, so the same plan is timed before and after all, and the others by its pace."""
+    """By costs that were measured just before. What the machine does beside changes how fast it is
+    within seconds, so all are compared at its pace now: the median of measured by estimated."""
     units = calibrated(process_time_ns)
     gc.collect()
     found = plans_compared(units, process_time_ns)
