@@ -34,10 +34,10 @@ def need_browser() -> str:
 
 
 class Dashboard:
-    """`lmerge dashboard ARGUMENTS --port 0` as a process; use as `with`."""
+    """`lmerge dashboard ARGUMENTS` as a process, at any free port by default; use as `with`."""
 
-    def __init__(self, folder: Path, *arguments: str):
-        self._command = [*LMERGE, "dashboard", *arguments, "--port", "0"]
+    def __init__(self, folder: Path, *arguments: str, port: int = 0):
+        self._command = [*LMERGE, "dashboard", *arguments, "--port", str(port)]
         self._log = folder / "dashboard.log"
         self.address = ""
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
+from lmerge_service.local.broker import free_port
 from tests.certificates import Authority
 from tests.dashboard.browser import Dashboard, confirm, in_browser, need_browser, opened
 from tests.dashboard.documents import output, replica, status, task
@@ -161,6 +162,21 @@ def test_it_says_that_a_worker_is_away_and_recovers_by_itself(
         worker.status = known
         page.wait_for_selector("text=somebody should look")
         page.wait_for_selector('tr[data-kind="worker"]:has-text("does not answer")')
+
+
+@pytest.mark.full
+def test_a_page_goes_on_by_itself_when_the_dashboard_is_started_again(
+    worker: ServedWorker, tmp_path: Path
+) -> None:
+    port = free_port()
+    with in_browser() as page:
+        with Dashboard(tmp_path, worker.address, port=port) as dashboard:
+            page.goto(dashboard.address)
+            page.wait_for_selector("tr[data-replica]")
+        page.wait_for_selector("text=Connection lost")
+        worker.status = status(replica("a"), replica("new"))
+        with Dashboard(tmp_path, worker.address, port=port):
+            page.wait_for_selector('tr[data-replica="new"]')
 
 
 @pytest.mark.full
