@@ -132,7 +132,7 @@ def chosen_plans(units: UnitCosts) -> list[int]:
         known = measured(shapes, steps, ledger.nanoseconds)
         parts = measured_parts(shapes, steps, ledger.nanoseconds)
     costs = priced(plans, known, units, parts)
-    return sorted(number for number, _ in choose(costs, len(_PLANS), most_lag=0))
+    return sorted(each.number for each in choose(costs, len(_PLANS), most_lag=0))
 
 
 def _row(reading: Reading) -> Row:

@@ -1,7 +1,7 @@
 """`lmerge query`: queries in Python files, what is known of them, and whether plans agree."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import typer
 
@@ -217,6 +217,13 @@ def choose_plans(
         default=None,
         min=0,
     ),
+    engines: list[Literal["python", "spark", "native"]] = option(
+        "ENGINE",
+        "What replicas may run on: `python` (`lmerge query run`), `spark` (`lmerge query spark`), "
+        "`native` (that with --native). What Spark takes itself is not estimated.",
+        "--engine",
+        default=["python"],
+    ),
     json: Json = False,
     *,
     costs: CostOptions,
@@ -224,18 +231,24 @@ def choose_plans(
     """Choose the plans that replicas of a query should run, by what each is estimated to cost.
 
     The cheapest, then of those that are cheap enough always the one that differs most from the
-    others: in how it computes, and in the facts that are dear for it. A plan that would take more
-    than 80 % of --memory or --cores is none. Exit code 1 if there are not so many.
+    others: in how it computes, in what it runs on, and in the facts that are dear for it. A plan
+    that would take more than 80 % of --memory or --cores is none. Exit code 1 if there are not so
+    many.
 
     Example: `lmerge query choose queries.py:delays facts.jsonl --plans 3`
+
+    Example: `lmerge query choose queries.py:delays facts.jsonl --engine python --engine spark`
     """
     from lmerge_service.cli.query_sampled import chosen_document, chosen_lines
     from lmerge_service.queries.choosing import choose, excluded, priced
     from lmerge_service.queries.plan_numbering import numbered_plans
+    from lmerge_service.queries.properties import check_native
 
     if bool(inputs) == bool(costs.stream):
         raise ConfigurationError("give FACTS, or how they come by --stream")
     query, units = target.query(), costs.needed_units()
+    if "native" in engines:
+        check_native(query.plan)
     plans = numbered_plans(query)
     if inputs:
         known, parts = _sample(query, inputs).known(plans)
@@ -243,7 +256,7 @@ def choose_plans(
         known, parts = known_streams(query, costs.stream or ()), []
     prices, budget = priced(plans, known, units, parts), costs.budget(target.unit)
     out = [*excluded(prices, slack=slack, most_lag=most_lag, budget=budget)]
-    chosen = choose(prices, count, slack=slack, most_lag=most_lag, budget=budget)
+    chosen = choose(prices, count, slack=slack, most_lag=most_lag, budget=budget, engines=engines)
     if not chosen:
         number, why = out[0]
         raise ConfigurationError(f"no plan fits; plan {number}: {why}")

@@ -9,6 +9,7 @@ from lmerge_service.cli.query_estimated import size
 if TYPE_CHECKING:
     from lmerge_service.offline.recorded_facts import Recorded
     from lmerge_service.queries.choosing import ChosenPlan, PlanCost
+    from lmerge_service.queries.physical import PhysicalPlan
     from lmerge_service.queries.sampling import OperatorSample, PlanSample
 
 __all__ = ("chosen_document", "chosen_lines", "sampled_document", "sampled_lines")
@@ -75,16 +76,29 @@ def chosen_lines(
     from lmerge_service.queries.plan_numbering import summary
     from lmerge_service.queries.properties import case
 
-    for number, why in chosen:
+    for number, why, engine in chosen:
         cost = costs[number - 1]
-        yield f"plan {number} ({summary(cost.plan)}): {why}"
+        if engine == "native":
+            yield f"Spark's own aggregation (--native): {why}"
+            yield f"  not estimated; stable {cost.lag:,.0f} behind"
+            continue
+        on_spark = engine == "spark"
+        yield f"plan {number}{' on Spark' * on_spark} ({summary(cost.plan)}): {why}"
         yield (
-            f"  {cost.nanoseconds / 1_000:.2f} µs an event, {size(cost.bytes)} of state, "
-            f"stable {cost.lag:,.0f} behind"
+            f"  {cost.nanoseconds / 1_000:.2f} µs an event{' and what Spark takes' * on_spark}, "
+            f"{size(cost.bytes)} of state, stable {cost.lag:,.0f} behind"
         )
-    yield f"merged: {case([costs[number - 1].plan for number, _ in chosen])}"
+    yield f"merged: {case([_as_run(each, costs) for each in chosen])}"
     for number, why in out:
         yield f"not plan {number}: {why}"
+
+
+def _as_run(chosen: "ChosenPlan", costs: Sequence["PlanCost"]) -> "PhysicalPlan":
+    """The plan, as far as its output is concerned: Spark's aggregation emits on close."""
+    from lmerge_service.queries.physical import PhysicalPlan
+
+    plan = costs[chosen.number - 1].plan
+    return PhysicalPlan(plan.plan, "on_close") if chosen.engine == "native" else plan
 
 
 def chosen_document(
@@ -92,15 +106,18 @@ def chosen_document(
 ) -> dict[str, Any]:
     """The same for programs."""
     return {
-        "plans": [
-            {
-                "number": number,
-                "why": why,
-                "nanoseconds": costs[number - 1].nanoseconds,
-                "bytes": costs[number - 1].bytes,
-                "lag": costs[number - 1].lag,
-            }
-            for number, why in chosen
-        ],
+        "plans": [_chosen(each, costs[each.number - 1]) for each in chosen],
         "not_considered": [{"number": number, "why": why} for number, why in out],
+    }
+
+
+def _chosen(chosen: "ChosenPlan", cost: "PlanCost") -> dict[str, Any]:
+    native = chosen.engine == "native"
+    return {
+        "number": None if native else chosen.number,
+        "engine": chosen.engine,
+        "why": chosen.why,
+        "nanoseconds": None if native else cost.nanoseconds,
+        "bytes": None if native else cost.bytes,
+        "lag": cost.lag,
     }

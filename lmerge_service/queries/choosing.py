@@ -4,11 +4,16 @@ Theory
     Each plan is estimated (`costs`) from characteristics of the streams, which the caller states or
     a sample shows. The cheapest that is not too far behind is taken first, then, among those that
     cost at most `slack` times as much, again and again the one that differs most from all taken: in
-    levels, windows, what waits and what holds state (`plan_numbering.distance`), and in when it is
-    dear. Two plans of which each is at least twice as fast as the other for a part of the sample
-    let their merge follow whichever is ahead (the paper's VI-E3); the smaller of these parts
-    counts. Plans that would take more than four fifths of the memory or of the processor that
-    there is are not considered: the thesis keeps a fifth in reserve.
+    levels, windows, what waits and what holds state (`plan_numbering.distance`), in the engine that
+    runs it, and in when it is dear. Two plans of which each is at least twice as fast as the other
+    for a part of the sample let their merge follow whichever is ahead (the paper's VI-E3); the
+    smaller of these parts counts. Plans that would take more than four fifths of the memory or of
+    the processor that there is are not considered: the thesis keeps a fifth in reserve.
+
+    Engines are a process of Python; Spark, with the same operators; and Spark's own aggregation
+    (`native`), which shares no operator with any plan and computes the query as it is written. What
+    Spark takes itself is not estimated: an engine that is allowed counts as a difference, and the
+    first plan is one whose time is known.
 
     >>> from lmerge_service.queries.plan_numbering import numbered_plans
     >>> from lmerge_service.queries.plan import count, facts, tumbling
@@ -20,11 +25,16 @@ Theory
     2 the cheapest
     1 differs most from plan 2
     4 differs most from plans 1, 2
+    >>> for each in choose(costs, 3, engines=("python", "spark", "native")):
+    ...     print(each.number, each.engine)
+    2 python
+    1 native
+    4 spark
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.queries.costs.characteristics import Characteristics
@@ -33,8 +43,23 @@ from lmerge_service.queries.costs.units import UnitCosts
 from lmerge_service.queries.explaining import described
 from lmerge_service.queries.physical import PhysicalPlan
 from lmerge_service.queries.plan_numbering import distance
+from lmerge_service.queries.properties import is_native
 
-__all__ = ("SLACK", "Budget", "ChosenPlan", "PlanCost", "choose", "excluded", "priced")
+__all__ = (
+    "ENGINES",
+    "SLACK",
+    "Budget",
+    "ChosenPlan",
+    "Engine",
+    "PlanCost",
+    "choose",
+    "excluded",
+    "priced",
+)
+
+Engine: TypeAlias = Literal["python", "spark", "native"]
+ENGINES: Final[tuple[Engine, ...]] = ("python", "spark", "native")
+"""What runs a plan: a process of Python, Spark with the plan's operators, Spark's aggregation."""
 
 SLACK: Final = 3.0
 """How many times as dear as the cheapest a plan may be."""
@@ -44,6 +69,10 @@ _TURNS: Final = 8
 """How much it counts that each of two plans is the faster one for half of the sample each."""
 _FASTER: Final = 2
 """How many times as fast that is; less may be chance."""
+_OTHER_ENGINE: Final = 2
+"""How much it counts that two plans run on different engines, with the same operators …"""
+_NO_OPERATOR: Final = 4
+"""… and how much more that one of these has none of them."""
 
 
 class ChosenPlan(NamedTuple):
@@ -51,6 +80,7 @@ class ChosenPlan(NamedTuple):
 
     number: int
     why: str
+    engine: Engine = "python"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,23 +162,51 @@ def choose(
     slack: float = SLACK,
     most_lag: int | None = None,
     budget: Budget = _NO_BOUND,
+    engines: Sequence[Engine] = ("python",),
 ) -> list[ChosenPlan]:
-    """So many of the plans, which are numbered from 1, or all that are cheap enough.
+    """So many of the plans, which are numbered from 1, or all that are cheap enough; the first is
+    the query as it is written, of which `native` takes the place. The same plan on two engines is
+    two.
 
     `most_lag` is by how much of the application's time a stable may be behind.
     """
     out = dict(excluded(costs, slack=slack, most_lag=most_lag, budget=budget))
-    left = [at for at in range(len(costs)) if at + 1 not in out]
-    left.sort(key=lambda at: costs[at].nanoseconds)
+    left = list(_candidates(costs, {at for at in range(len(costs)) if at + 1 not in out}, engines))
+    left.sort(key=lambda each: (each.engine == "native", costs[each.at].nanoseconds))
     taken = left[:1]
-    chosen = [ChosenPlan(at + 1, "the cheapest") for at in taken]
+    chosen = [ChosenPlan(each.at + 1, "the cheapest", each.engine) for each in taken]
     left = left[1:]
     while left and len(taken) < count:
-        best = max(left, key=lambda at: min(_difference(costs[at], costs[to]) for to in taken))
-        chosen.append(ChosenPlan(best + 1, _why(costs, best, taken)))
+        best = max(left, key=lambda each: min(_difference(costs, each, to) for to in taken))
+        chosen.append(ChosenPlan(best.at + 1, _why(costs, best, taken), best.engine))
         taken.append(best)
         left.remove(best)
     return chosen
+
+
+class _Candidate(NamedTuple):
+    """A plan by its position, on an engine."""
+
+    at: int
+    engine: Engine
+
+
+def _candidates(
+    costs: Sequence[PlanCost], fitting: set[int], engines: Sequence[Engine]
+) -> Iterator[_Candidate]:
+    """Each plan that fits on each engine, and Spark's aggregation once."""
+    for engine in ENGINES:
+        if engine in engines and engine != "native":
+            yield from (_Candidate(at, engine) for at in sorted(fitting))
+    if "native" in engines and costs and is_native(written := costs[0].plan.plan):
+        alike = [at for at in sorted(fitting) if costs[at].plan.plan == written]
+        # the nearest to what it does: it emits nothing that is not final, and waits no longer
+        if alike:
+            yield _Candidate(min(alike, key=lambda at: _unlike_native(costs[at])), "native")
+
+
+def _unlike_native(cost: PlanCost) -> tuple[float, bool]:
+    return cost.lag, cost.plan.emit != "on_close"
 
 
 def excluded(
@@ -173,19 +231,31 @@ def excluded(
             yield number, f"{nanoseconds / least:.1f} times as dear as the cheapest"
 
 
-def _why(costs: Sequence[PlanCost], best: int, taken: Sequence[int]) -> str:
-    numbers = ", ".join(str(at + 1) for at in sorted(taken))
+def _why(costs: Sequence[PlanCost], best: _Candidate, taken: Sequence[_Candidate]) -> str:
+    numbers = ", ".join(map(_called, sorted(taken)))
     why = f"differs most from plan{'s' * (len(taken) > 1)} {numbers}"
-    by_turns = [at + 1 for at in taken if _turns(costs[best], costs[at])]
+    by_turns = [_called(each) for each in taken if _turns(costs, best, each)]
     return f"{why}; dear where plan {by_turns[0]} is cheap, and the reverse" if by_turns else why
 
 
-def _difference(one: PlanCost, other: PlanCost) -> float:
-    return distance(one.plan, other.plan) + 2 * _TURNS * _turns(one, other)
+def _called(each: _Candidate) -> str:
+    number = each.at + 1
+    return {"python": f"{number}", "spark": f"{number} on Spark", "native": "native"}[each.engine]
 
 
-def _turns(one: PlanCost, other: PlanCost) -> float:
+def _difference(costs: Sequence[PlanCost], one: _Candidate, other: _Candidate) -> float:
+    apart = distance(costs[one.at].plan, costs[other.at].plan)
+    if one.engine != other.engine:
+        apart += _OTHER_ENGINE
+        apart += _NO_OPERATOR * ("native" in (one.engine, other.engine))
+    return apart + 2 * _TURNS * _turns(costs, one, other)
+
+
+def _turns(costs: Sequence[PlanCost], one: _Candidate, other: _Candidate) -> float:
     """For which part of the sample each is the faster one: the lesser of both."""
-    faster = sum(a * _FASTER <= b for a, b in zip(one.parts, other.parts, strict=True))
-    slower = sum(b * _FASTER <= a for a, b in zip(one.parts, other.parts, strict=True))
-    return min(faster, slower) / max(1, len(one.parts))
+    if "native" in (one.engine, other.engine):
+        return 0.0
+    mine, theirs = costs[one.at].parts, costs[other.at].parts
+    faster = sum(a * _FASTER <= b for a, b in zip(mine, theirs, strict=True))
+    slower = sum(b * _FASTER <= a for a, b in zip(mine, theirs, strict=True))
+    return min(faster, slower) / max(1, len(mine))

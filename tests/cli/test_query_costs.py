@@ -110,6 +110,27 @@ def test_plans_are_chosen_by_a_sample_or_by_streams(lmerge: Lmerge, calibration:
     assert done.code == 1
 
 
+def test_plans_are_chosen_for_several_engines(lmerge: Lmerge, calibration: Path) -> None:
+    asked = ("query", "choose", HOURLY, "facts.jsonl", "--slack", "1000")
+    engines = ("--engine", "python", "--engine", "spark", "--engine", "native")
+    done = lmerge(*asked, *engines)
+    assert (done.code, done.err) == (0, "")
+    assert re.search(r"^plan \d+ \(.*\): the cheapest$", done.out, re.M)
+    assert re.search(
+        r"^plan \d+ on Spark .*\n  .* µs an event and what Spark takes, ", done.out, re.M
+    )
+    assert re.search(
+        r"^Spark's own aggregation \(--native\): .*\n  not estimated; ", done.out, re.M
+    )
+    plans = json.loads(lmerge(*asked, *engines, "--json").out)["plans"]
+    assert [each["engine"] for each in plans] == ["python", "native", "spark"]
+    assert plans[1]["number"] is plans[1]["nanoseconds"] is None
+    (one,) = json.loads(lmerge(*asked, "--engine", "native", "-n", "1", "--json").out)["plans"]
+    assert one["engine"] == "native"
+    done = lmerge("query", "choose", "costs_of_a_test.py:both", "x", "--engine", "native")
+    assert done.error.startswith("--native: a native plan ends with the aggregates of windows")
+
+
 def test_functions_need_a_sample(lmerge: Lmerge, calibration: Path) -> None:
     asked = ("query", "choose", "costs_of_a_test.py:odd")
     assert lmerge(*asked, "facts.jsonl", "--slack", "1000").out.startswith("plan ")

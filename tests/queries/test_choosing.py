@@ -97,7 +97,7 @@ def test_of_plans_that_are_dear_by_turns_both_are_chosen() -> None:
     rows = [(1, 2), (2, 1)]
     found = costs(both, [rows[at // 10 % 2] for at in range(200)])
     chosen = choose(found, 2)
-    assert {first_condition(found[number - 1].plan) for number, _ in chosen} == {"left", "right"}
+    assert {first_condition(found[each.number - 1].plan) for each in chosen} == {"left", "right"}
     assert chosen[1].why == (
         f"differs most from plan {chosen[0].number}; dear where plan {chosen[0].number} is cheap, "
         "and the reverse"
@@ -151,3 +151,48 @@ def test_no_plan_is_chosen_twice(count: int) -> None:
     chosen = choose([PlanCost(plan, 100) for plan in PLANS], count)
     assert len({each.number for each in chosen}) == len(chosen) == count
     assert chosen[0].number == 1
+
+
+# Engines
+
+
+def evenly() -> list[PlanCost]:
+    return [PlanCost(plan, 100 + at) for at, plan in enumerate(PLANS)]
+
+
+def test_replicas_run_in_python_unless_more_is_allowed() -> None:
+    assert {each.engine for each in choose(evenly(), 6)} == {"python"}
+
+
+def test_engines_that_are_allowed_are_all_taken_before_one_comes_again() -> None:
+    """What shares no operator with the first plan, and then what shares no process with either."""
+    chosen = choose(evenly(), 3, engines=("native", "spark", "python"))
+    assert [each.engine for each in chosen] == ["python", "native", "spark"]
+    assert chosen[0] == ChosenPlan(1, "the cheapest")
+    assert chosen[2].number != 1
+    assert chosen[2].why == "differs most from plans 1, native"
+
+
+def test_a_plan_on_another_engine_is_another_one() -> None:
+    found = [PlanCost(PLANS[0], 100)]
+    chosen = choose(found, 3, engines=("python", "spark"))
+    assert [(each.number, each.engine) for each in chosen] == [(1, "python"), (1, "spark")]
+    assert chosen[1].why == "differs most from plan 1"
+
+
+def test_what_is_too_dear_is_so_on_each_engine() -> None:
+    found = [cost(100), cost(301), cost(10, lag=61)]
+    chosen = choose(found, 9, most_lag=60, engines=("python", "spark"))
+    assert {each.number for each in chosen} == {1}
+
+
+def test_spark_itself_computes_what_it_can_and_is_never_the_cheapest() -> None:
+    by_function = [PlanCost(plan, 100) for plan in numbered_plans(both)]
+    assert {each.engine for each in choose(by_function, 99, engines=("python", "native"))} == {
+        "python"
+    }
+    chosen = choose(evenly(), 99, engines=("python", "native"))
+    (native,) = [each for each in chosen if each.engine == "native"]
+    assert PLANS[native.number - 1].plan == hourly.plan  # as it is written
+    assert choose(evenly(), 2, engines=("spark", "native"))[0].engine == "spark"
+    assert [each.engine for each in choose(evenly(), 2, engines=("native",))] == ["native"]

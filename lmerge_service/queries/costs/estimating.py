@@ -158,7 +158,7 @@ class _Walk:
             choice = self._choices.get(node, _AS_THE_PLAN)
             steps = [self._step(node, choice, choice.emit or self._plan.emit)]
             if choice.align is not None:
-                steps.append(rows.aligned(choice.align, steps[0].flow))
+                steps.append(rows.aligned(choice.align, steps[0].flow, logical.longest(node)))
             found.append(self._estimate(node, steps))
             self._flows[node] = steps[-1].flow
         return tuple(found)

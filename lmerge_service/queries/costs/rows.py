@@ -88,13 +88,15 @@ def union(flows: list[Flow]) -> Step:
     return Step(out, {"row": elements})
 
 
-def aligned(blocking: int, flow: Flow) -> Step:
-    """Held until so far behind, at the most until final: revisions by then are none."""
+def aligned(blocking: int, flow: Flow, longest: int) -> Step:
+    """Held until so far behind, at the most until final: revisions by then are none. The stable
+    point waits for the longest event, or where that has no bound for one of the mean length."""
     stream, event = flow.stream, flow.stream.rate
     waits = min(float(blocking), stream.length)
+    lag = flow.lag + min(blocking, longest if longest < INFINITY else stream.length)
     early = min(1.0, blocking / max(stream.length, 1.0))
     elements = event + max(flow.elements - event, 0.0) * (1 - early)
     held = event * (waits + (flow.behind if blocking == INFINITY else 0)) + 1
     out = flow.scaled(elements / flow.elements if flow.elements else 1.0, stream)
-    out = out._replace(lag=flow.lag + waits, behind=flow.behind + waits)
+    out = out._replace(lag=lag, behind=flow.behind + waits)
     return Step(out, {"align": flow.elements, "row": elements}, held, "align")

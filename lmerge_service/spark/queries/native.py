@@ -44,12 +44,11 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from lmerge_service.elements import INFINITY, START, Stable
-from lmerge_service.errors import ConfigurationError, ElementError
+from lmerge_service.errors import ElementError
 from lmerge_service.formats.wire import encode
 from lmerge_service.queries import logical
-from lmerge_service.queries.rows import Kind, Schema
-from lmerge_service.queries.sql_text import COLUMN_TYPES, is_sql, sql_text
-from lmerge_service.queries.trees import inferred
+from lmerge_service.queries.rows import Schema
+from lmerge_service.queries.sql_text import COLUMN_TYPES, sql_text
 from lmerge_service.replicas.lateness import FactsLateness, RowSummary
 from lmerge_service.spark.io.encoding import canonical_payload, record_value
 from lmerge_service.spark.queries.bucket_processor import BucketProcessor
@@ -59,7 +58,7 @@ from lmerge_service.spark.queries.stage_processor import letter_columns
 from lmerge_service.spark.queries.stages import Branch
 from lmerge_service.spark.silence import silence_stdout
 
-__all__ = ("Gate", "Numbering", "check_native", "native_records")
+__all__ = ("Gate", "Numbering", "native_records")
 
 silence_stdout()
 
@@ -67,42 +66,6 @@ _FURTHEST: Final = 2**52
 """Times are less than this away from 0, and moved up by it."""
 _WATERMARK: Final = "spark.watermarkDelayMs"
 """By this metadata Spark finds the column of which it has a watermark."""
-_AGGREGATES: Final = ("count", "count_of", "sum", "min", "max")
-
-
-def check_native(plan: logical.Node) -> logical.Windows:
-    """The windows that a plan is, if Spark can compute it.
-
-    Raises:
-        ConfigurationError: it can't; the message names what does not fit.
-    """
-
-    def refuse(what: str) -> ConfigurationError:
-        return ConfigurationError(f"--native: {what}: leave it out to run the plan's own operators")
-
-    if not isinstance(plan, logical.Windows) or not isinstance(plan.results, tuple):
-        raise refuse("a native plan ends with the aggregates of windows of a grid")
-    if plan.grid.every > plan.grid.size:
-        raise refuse("its windows leave gaps")
-    below = logical.schema_of(plan.of)
-    for name, each in plan.results:
-        if each.function not in _AGGREGATES:
-            raise refuse(f"{name} is no count, sum, min or max")
-        if each.of is not None and not is_sql(each.of):
-            raise refuse(f"{name} calls a function of Python")
-        if each.function == "sum" and each.of and inferred(each.of, below) is not Kind.INT:
-            raise refuse(f"{name} adds floats, which Spark rounds as it goes")
-    node = plan.of
-    while isinstance(node, logical.Select | logical.Project):
-        trees = [node.where] if isinstance(node, logical.Select) else [t for _, t in node.columns]
-        if not all(map(is_sql, trees)):
-            raise refuse("it calls a function of Python")
-        node = node.of
-    if not isinstance(node, logical.Source) or node.until is not None:
-        raise refuse("its windows are over more than selected columns of facts")
-    if node.key:
-        raise refuse(f"{node.name} drops duplicates by {', '.join(node.key)}")
-    return plan
 
 
 def native_records(query: StagesQuery, facts: Mapping[str, DataFrame]) -> DataFrame:

@@ -28,6 +28,7 @@ from lmerge_service.formats.feedback import feedback_topic
 from lmerge_service.formats.headers import SEQ_HEADER, incarnation_headers
 from lmerge_service.queries import logical
 from lmerge_service.queries.physical import PhysicalPlan
+from lmerge_service.queries.properties import check_native
 from lmerge_service.replicas.running import dead_letter_topic
 from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.io.elements import (
@@ -40,7 +41,7 @@ from lmerge_service.spark.io.places import ReadTopics, WrittenTopic, located
 from lmerge_service.spark.queries.compiling import FeedbackReader, StagesQuery, records
 from lmerge_service.spark.queries.held_output import held_frame, write_held
 from lmerge_service.spark.queries.identity import PlanIdentity, PlanReplica, identify_plan
-from lmerge_service.spark.queries.native import check_native, native_records
+from lmerge_service.spark.queries.native import native_records
 from lmerge_service.spark.queries.stages import stages
 
 __all__ = ("PlanBatch", "follow_plan", "start_plan")

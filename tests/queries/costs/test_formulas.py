@@ -16,6 +16,8 @@ def test_an_aggregate_without_groups() -> None:
 
 def test_an_aggregate_by_groups() -> None:
     assert formulas.aggregated(Stream(5, 100, 1), 4) == pytest.approx((2.61, 10.46, 1), abs=0.005)
+    assert formulas.cells(Stream(5, 100, 1), 4) == 4 * formulas.cells(Stream(20, 100, 1))
+    assert formulas.cells(Stream(20, 100, 1)) == pytest.approx(4.90, abs=0.005)
 
 
 def test_an_aggregate_of_events_that_hardly_meet() -> None:

@@ -17,8 +17,9 @@ from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.queries.expressions import col, udf
 from lmerge_service.queries.physical import PhysicalPlan, physical
 from lmerge_service.queries.plan import Query, average, count, hopping, sum_
+from lmerge_service.queries.properties import check_native
 from lmerge_service.spark.queries.compiling import StagesQuery, records
-from lmerge_service.spark.queries.native import check_native, native_records
+from lmerge_service.spark.queries.native import native_records
 from tests.spark.queries.stage_runs import (
     QUERIES,
     Batch,
