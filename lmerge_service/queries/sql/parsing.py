@@ -16,6 +16,7 @@ here
 several by UNION, INTERSECT and EXCEPT
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar, Final
@@ -30,6 +31,7 @@ from lmerge_service.errors import ConfigurationError
 __all__ = ("SqlError", "at", "only", "parsed", "refused")
 
 _STATEMENT: Final = "a query is one SELECT, or several by UNION, INTERSECT and EXCEPT"
+_NO_QUERY: Final = f"SQL, line 1, column 1: {_STATEMENT}"
 _LONGEST: Final = 100_000
 """Characters of a statement; nobody writes more, and parsing recurses."""
 
@@ -55,17 +57,19 @@ def parsed(text: str) -> exp.Query:
     try:
         tokens = list(_without_table(dialect.tokenize(text)))
         if not tokens or tokens[0].token_type not in _BEGINNINGS:
-            raise SqlError(f"SQL, line 1, column 1: {_STATEMENT}")
+            raise SqlError(_NO_QUERY)
         trees = dialect.parser(error_level=ErrorLevel.IMMEDIATE).parse(tokens, text)
-    except TokenError:
-        raise SqlError("SQL: a quote or a comment is not closed") from None
+    except TokenError as error:
+        raise SqlError(f"{_unclosed(text, error)}: a quote or a comment is not closed") from None
     except ParseError as error:
         raise _unexpected(error) from None
     except RecursionError:
         raise SqlError("SQL: the statement is nested too deeply") from None
     found = [tree for tree in trees if tree is not None]
-    if len(found) != 1 or not isinstance(found[0], exp.Query):
-        raise SqlError(f"SQL: {_STATEMENT}")
+    for each in found[1:]:
+        raise refused(each, f"another statement: {_STATEMENT}")
+    if not found or not isinstance(found[0], exp.Query):
+        raise SqlError(_NO_QUERY)
     return found[0]
 
 
@@ -78,6 +82,14 @@ def _without_table(tokens: list[Token]) -> Iterator[Token]:
         called = number < len(tokens) and tokens[number].token_type is TokenType.L_PAREN
         if token.token_type is not TokenType.TABLE or called:
             yield token
+
+
+def _unclosed(text: str, error: TokenError) -> str:
+    """Where a quote opens that is not closed, or the last comment."""
+    opened = re.search(r"Missing .* from \d+:(\d+)$", str(error.__cause__), re.DOTALL)
+    at = int(opened[1]) if opened else max(text.rfind("/*"), 0)
+    line, column = text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
+    return f"SQL, line {line}, column {column}"
 
 
 def _unexpected(error: ParseError) -> SqlError:

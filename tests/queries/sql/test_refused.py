@@ -1,5 +1,7 @@
 """What a statement cannot say is refused: where it stands, why, and the nearest that is there."""
 
+import re
+
 import pytest
 
 from lmerge_service.errors import ConfigurationError
@@ -8,10 +10,13 @@ from tests.queries.sql.tables import TABLES, flights
 
 REFUSED = {
     "": "line 1, column 1: a query is one SELECT",
+    "(NULL)": "line 1, column 1: a query is one SELECT",
     "DROP TABLE flights": "line 1, column 1: a query is one SELECT",
-    "SELECT origin FROM flights; SELECT 1": "a query is one SELECT",
+    "SELECT origin FROM flights;\nSELECT 1": "line 2, column 8: another statement: a query is one",
     "SELECT origin FROM": "line 1, column 15: the statement ends too early",
-    "SELECT 'a FROM flights": "a quote or a comment is not closed",
+    "SELECT 'a FROM flights": "line 1, column 8: a quote or a comment is not closed",
+    'SELECT origin,\n  "delay FROM flights': "line 2, column 3: a quote or a comment is not closed",
+    "SELECT /* of\nall */ origin\n/* FROM": "line 3, column 1: a quote or a comment is not closed",
     "SELECT origin": "line 1, column 8: name a table",
     "SELECT origin FROM\n  airports": "line 2, column 3: there is no table airports; there is",
     "SELECT orign FROM flights": "line 1, column 8: there is no column orign; there is origin",
@@ -99,7 +104,7 @@ def test_what_means_no_query_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
         query_over(text, TABLES)
     message = str(raised.value)
-    assert message.startswith("SQL")
+    assert re.match(r"SQL, line \d+, column \d+: ", message), message
     assert "\n" not in message
     assert REFUSED[text] in message, message
 
