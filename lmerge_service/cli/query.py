@@ -1,7 +1,8 @@
 """`lmerge query`: queries in Python files, what is known of them, and whether plans agree."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
@@ -198,6 +199,14 @@ def calibrate(calibration: CalibrationFile = None, json: Json = False) -> None:
     report(document | {"bytes": units.bytes}, line, as_json=json)
 
 
+class _Engine(StrEnum):
+    """What replicas may run on (`queries.choosing.ENGINES`); a list of options takes no Literal."""
+
+    PYTHON = "python"
+    SPARK = "spark"
+    NATIVE = "native"
+
+
 @app.command("choose")
 def choose_plans(
     target: QueryTarget,
@@ -217,12 +226,12 @@ def choose_plans(
         default=None,
         min=0,
     ),
-    engines: list[Literal["python", "spark", "native"]] = option(
+    engines: list[_Engine] = option(
         "ENGINE",
         "What replicas may run on: `python` (`lmerge query run`), `spark` (`lmerge query spark`), "
         "`native` (that with --native). What Spark takes itself is not estimated.",
         "--engine",
-        default=["python"],
+        default=[_Engine.PYTHON],
     ),
     json: Json = False,
     *,
@@ -240,14 +249,14 @@ def choose_plans(
     Example: `lmerge query choose queries.py:delays facts.jsonl --engine python --engine spark`
     """
     from lmerge_service.cli.query_sampled import chosen_document, chosen_lines
-    from lmerge_service.queries.choosing import choose, excluded, priced
+    from lmerge_service.queries.choosing import ENGINES, choose, excluded, priced
     from lmerge_service.queries.plan_numbering import numbered_plans
     from lmerge_service.queries.properties import check_native
 
     if bool(inputs) == bool(costs.stream):
         raise ConfigurationError("give FACTS, or how they come by --stream")
     query, units = target.query(), costs.needed_units()
-    if "native" in engines:
+    if _Engine.NATIVE in engines:
         check_native(query.plan)
     plans = numbered_plans(query)
     if inputs:
@@ -256,7 +265,8 @@ def choose_plans(
         known, parts = known_streams(query, costs.stream or ()), []
     prices, budget = priced(plans, known, units, parts), costs.budget(target.unit)
     out = [*excluded(prices, slack=slack, most_lag=most_lag, budget=budget)]
-    chosen = choose(prices, count, slack=slack, most_lag=most_lag, budget=budget, engines=engines)
+    allowed = [each for each in ENGINES if each in engines]
+    chosen = choose(prices, count, slack=slack, most_lag=most_lag, budget=budget, engines=allowed)
     if not chosen:
         number, why = out[0]
         raise ConfigurationError(f"no plan fits; plan {number}: {why}")

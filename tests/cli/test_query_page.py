@@ -1,12 +1,14 @@
 """The commands of docs/queries.md, run on the files that it shows, print what it shows."""
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Lmerge
+from lmerge_service.queries.costs.units import KINDS, UNITS, UnitCosts, write_units
+from tests.cli.conftest import Lmerge, environment
 
 PAGE = Path("docs/queries.md").read_text()
 BLOCKS = re.findall(r"^```console\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
@@ -27,6 +29,50 @@ def test_what_the_page_shows_is_printed(lmerge: Lmerge, tmp_path: Path) -> None:
     finally:
         sys.path[:] = path
         sys.modules.pop("flights", None)
+    assert commands >= 3
+
+
+COSTS = re.findall(r"^```text\n(\$ .*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+
+
+def masked(text: str) -> list[str]:
+    """Lines without what depends on the machine, times and bytes."""
+    text = re.sub(r"\s+[\d.,]+ µs", " µs", re.sub(r" \([\d.,]+ k?B\)", "", text))
+    return [" ".join(line.split()) for line in text.splitlines()]
+
+
+@pytest.mark.full
+def test_what_the_page_shows_of_costs_is_printed(
+    lmerge: Lmerge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a longer output a part, and of costs what does not depend on the machine; which plans are
+    chosen does."""
+    monkeypatch.setenv("LMERGE_HOME", str(tmp_path))
+    even = UnitCosts(dict.fromkeys(UNITS, 100.0), dict.fromkeys(KINDS, 200.0))
+    write_units(tmp_path / "calibration.json", even)
+    path, commands = list(sys.path), 0
+    try:
+        for command, shown in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", "".join(COSTS), re.M):
+            name, *arguments = command.split()
+            if name == "cat":
+                (tmp_path / arguments[0]).write_text(shown)
+            elif name == "python":
+                file, _, to = arguments
+                with (tmp_path / to).open("w") as lines:
+                    subprocess.run(
+                        [sys.executable, file], stdout=lines, check=True, env=environment()
+                    )
+            else:
+                done = lmerge(*arguments)
+                assert (done.code, done.err) == (0, ""), command
+                commands += 1
+                if arguments[1] == "explain":
+                    printed = iter(masked(done.out))
+                    missing = [line for line in masked(shown) if line not in printed]
+                    assert not missing, command
+    finally:
+        sys.path[:] = path
+        sys.modules.pop("traffic", None)
     assert commands >= 3
 
 
