@@ -174,7 +174,12 @@ def choose(
     left = list(_candidates(costs, {at for at in range(len(costs)) if at + 1 not in out}, engines))
     left.sort(key=lambda each: (each.engine == "native", costs[each.at].nanoseconds))
     taken = left[:1]
-    chosen = [ChosenPlan(each.at + 1, "the cheapest", each.engine) for each in taken]
+    chosen = [
+        ChosenPlan(
+            each.at + 1, "the only one" if each.engine == "native" else "the cheapest", each.engine
+        )
+        for each in taken
+    ]
     left = left[1:]
     while left and len(taken) < count:
         best = max(left, key=lambda each: min(_difference(costs, each, to) for to in taken))

@@ -123,10 +123,10 @@ def test_plans_are_chosen_for_several_engines(lmerge: Lmerge, calibration: Path)
         r"^Spark's own aggregation \(--native\): .*\n  not estimated; ", done.out, re.M
     )
     plans = json.loads(lmerge(*asked, *engines, "--json").out)["plans"]
-    assert [each["engine"] for each in plans] == ["python", "native", "spark"]
-    assert plans[1]["number"] is plans[1]["nanoseconds"] is None
+    assert [each["engine"] for each in plans] == ["python", "spark", "native"]
+    assert plans[2]["number"] is plans[2]["nanoseconds"] is None
     (one,) = json.loads(lmerge(*asked, "--engine", "native", "-n", "1", "--json").out)["plans"]
-    assert one["engine"] == "native"
+    assert (one["engine"], one["why"]) == ("native", "the only one")
     done = lmerge("query", "choose", "costs_of_a_test.py:both", "x", "--engine", "native")
     assert done.error.startswith("--native: a native plan ends with the aggregates of windows")
 
