@@ -62,9 +62,10 @@ async def _beginnings(live: int, times: int, runs: int, report: Report) -> None:
             for how, reads in found.items():
                 reads.append(await _read(merge, "snapshot" if how == "snapshot" else "beginning"))
                 log_line(f"begun at the {how} in {reads[-1].seconds:.2f} s")
-    what = f"{status.output.live_events:,} live, history × {times}"
+    what = f"history × {times}"
     if any(each.inserts < live / 2 for each in found["snapshot"]):
         raise LMergeError("the snapshot has less than is live")
+    report(f"{what}: live events", "", [status.output.live_events])
     for how, reads in found.items():
         report(f"{what}: begun at the {how}", "s", [each.seconds for each in reads])
         report(f"{what}: the same, processor time", "s", [each.cpu for each in reads])

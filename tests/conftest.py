@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from lmerge_service.local.broker import SETTINGS, LocalBroker
 from lmerge_service.local.jars import KAFKA_VERSION
 
-for name, examples in {"default": 50, "deep": 2000}.items():
+for name, examples in {"default": 25, "ci": 50, "deep": 2000}.items():
     settings.register_profile(
         name,
         max_examples=examples,
@@ -33,6 +33,7 @@ it made. Nothing of ours may."""
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "xdist_group(name): known without pytest-xdist too")
+    gc.disable()  # until all is collected: next to nothing of that is garbage
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
@@ -56,6 +57,7 @@ def pytest_collection_finish() -> None:
     """What stays until the end (modules, collected tests) is looked at by no later collection."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(trylast=True)  # within pytest's own look for what could not be raised

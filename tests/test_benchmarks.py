@@ -417,6 +417,8 @@ OF_THE_SERVICE = {
     "backlog": "backlog of 3 × 2,397 elements, peak resident",
     "streams": "merge to Kafka Streams when warm",
     "table": "ratio with a table to without a table",
+    "beginning": "history × 5: begun at the snapshot",
+    "forgetting": "keep 2 s, 3 × 1,000 elements a second: offsets kept",
 }
 
 
@@ -437,8 +439,7 @@ def test_the_service_is_measured_from_the_command_line(name: str) -> None:
     ended = _benchmarks("service", "--tiny", "--runs", "1", "--json", "--only", name)
     assert ended.returncode == 0, ended.stderr[-2_000:]
     found = {row["name"]: row["values"] for row in json.loads(ended.stdout)["rows"]}
-    (value,) = found[OF_THE_SERVICE[name]]
-    assert value > 0
+    assert min(found[OF_THE_SERVICE[name]]) > 0
     assert name in ended.stderr, "how far it is"
 
 

@@ -132,6 +132,7 @@ def test_x17_replicas_may_be_partitioned_in_any_way(merge: Merge) -> None:
     assert status["health"] == "ok"
 
 
+@pytest.mark.full
 def test_x7_an_output_that_was_truncated_is_refused_at_once(merge: Merge) -> None:
     """kafka-flow#850: after a truncation recovery waits for ever."""
     merge.send_raw(merge.output, [encode(Insert(b'"x"', 1, 5)), encode(Stable(3))])
@@ -230,6 +231,7 @@ def test_x13_one_bad_record_does_not_stop_what_is_behind_it(poisoned: Poisoned) 
     assert_valid(report)
 
 
+@pytest.mark.full
 @pytest.mark.kafka
 def test_x14_poison_of_every_kind_goes_to_the_dead_letters_as_it_was(poisoned: Poisoned) -> None:
     """vertx-kafka-client#220, spring-kafka#1287, streamsx.kafka#65: poison pill loops."""

@@ -36,6 +36,7 @@ def test_d1_a_second_snapshot_in_mid_stream_is_absorbed() -> None:
     assert_valid(bench.report())
 
 
+@pytest.mark.full
 def test_d2_two_writers_of_one_replica_double_nothing_and_are_seen(merge: Merge) -> None:
     """kafka#11869: after a restart two tasks produced the same stream into one topic."""
     once = events(range(1, 40))

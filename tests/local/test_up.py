@@ -134,6 +134,7 @@ def test_in_the_background_it_is_ended_by_down_and_is_up_only_once(
     assert not any(map(psutil.pid_exists, pids))
 
 
+@pytest.mark.full
 def test_what_fails_again_and_again_is_given_up_and_what_waits_for_it_never_begins(
     tmp_path: Path, bootstrap: str, topic_name: TopicName
 ) -> None:

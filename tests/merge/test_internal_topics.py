@@ -155,6 +155,7 @@ def test_n5_without_a_control_log_what_was_decided_holds_and_its_loss_is_reporte
         assert worker.terminate() == 0
 
 
+@pytest.mark.full
 def test_n5_an_output_that_something_else_created_again_is_not_written_on(merge: Merge) -> None:
     with merge.worker() as worker:
         started(merge, worker)

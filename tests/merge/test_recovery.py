@@ -497,6 +497,7 @@ def test_a_replica_that_was_merged_anew_is_merged_anew_by_who_follows(merge: Mer
     asyncio.run(asyncio.wait_for(follow(), 30))
 
 
+@pytest.mark.full
 def test_a_co_partitioned_replica_is_as_wide_after_a_restart_as_before(merge: Merge) -> None:
     """The task reads one partition of it: its number does not show how many there are."""
     topic = merge.topics["a"]

@@ -42,6 +42,14 @@ PLANS: dict[str, Query] = {
     "conditions of functions": one.where(
         udf("tests.queries.costly:accepts_left", col.n, returns=bool)
     ).where(udf("tests.queries.costly:accepts_right", col.n + 1, returns=bool)),
+    "a function or another": one.where(
+        udf(
+            "tests.queries.costly:accepts_left",
+            col.n,
+            returns=bool,
+            also=["tests.queries.costly:accepts_right"],
+        )
+    ),
     "select of union": one.union(two).where(col.n > 1),
     "select of difference": one.except_all(two).where(col.n > 1),
     "select of lifetime": one.window(3).where(is_null(col.n)),

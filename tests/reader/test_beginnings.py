@@ -121,6 +121,7 @@ def wait_until_trimmed(worker: Worker) -> None:
     worker.wait(trimmed, "both partitions to have lost their beginning")
 
 
+@pytest.mark.full
 @pytest.mark.kafka
 def test_a_token_that_is_taken_at_once_has_what_was_not_handed_out(merge: Merge) -> None:
     async def play() -> list[Element]:

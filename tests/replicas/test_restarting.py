@@ -98,6 +98,7 @@ def test_another_plan_takes_the_output_over(bootstrap: str, topic_name: TopicNam
     assert len(before) < len(found)
 
 
+@pytest.mark.full
 def test_another_plan_goes_on_from_the_output_in_a_snapshot(
     bootstrap: str, topic_name: TopicName
 ) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
+import pytest
+
 from lmerge_service.elements import INFINITY
 from lmerge_service.queries.loading import load
 from lmerge_service.queries.plan import Query
@@ -79,6 +81,7 @@ def test_it_publishes_what_the_query_means_and_ends_with_the_facts(
     assert tdb_of(bootstrap, to) == found
 
 
+@pytest.mark.full
 def test_a_bag_that_is_killed_is_published_once(bootstrap: str, topic_name: TopicName) -> None:
     """Case R4: a repeat would be one event more, and no merge could find out."""
     inputs, to = Inputs(bootstrap, topic_name, "bag", 3_000, rate=1_500), topic_name("bag")

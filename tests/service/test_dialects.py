@@ -271,6 +271,7 @@ def test_four_dialects_of_one_table_merge_to_it_past_poison_and_kill(
     assert all(replica["breaches"] == {} for replica in status["replicas"])
 
 
+@pytest.mark.full
 @pytest.mark.kafka
 def test_n14_replicas_with_nulls_and_without_meet_and_a_registrys_bytes_are_named(
     bootstrap: str, tmp_path: Path

@@ -152,6 +152,7 @@ def test_n4_of_two_numbered_writers_in_one_partition_nothing_is_lost_and_both_ar
     assert merge.output_is(meaning(*everything))
 
 
+@pytest.mark.full
 def test_what_a_numbered_writer_repeats_is_left_out_and_no_finding(merge: Merge) -> None:
     numbers = numbered([*events("a", *range(200)), Stable(150)])
     with merge.worker() as worker:

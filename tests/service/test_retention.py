@@ -174,6 +174,7 @@ def test_another_policy_is_merged_by_against_what_a_snapshot_has_of_the_output(
     assert set(reader.tdb) == {(b'"later"', 20, 40)}, "what is final was not emitted once more"
 
 
+@pytest.mark.full
 def test_a_reader_that_has_not_read_on_keeps_the_output(merge: Merge) -> None:
     group = f"{merge.name}.billing"
     merge.extra["output"]["readers"] = [group]

@@ -221,6 +221,7 @@ def test_n1_a_producer_from_outside_fences_once_and_ends_nothing(merge: Merge) -
     assert found.tdb == TDB([(b'"before"', 1, 9), (b'"behind"', 3, 9)], 4)
 
 
+@pytest.mark.full
 def test_n1_another_merge_of_the_same_output_ends_the_worker_and_is_named(merge: Merge) -> None:
     with merge.worker() as worker:
         worker.wait_until_running()

@@ -80,6 +80,7 @@ def plans(spark: SparkSession) -> list[str]:
     return [done.apply(at).physicalPlanDescription() for at in range(done.size())]
 
 
+@pytest.mark.full
 def test_a_wrong_password_is_reported_in_one_line_without_it(
     spark: SparkSession, kafka: Secured
 ) -> None:

@@ -71,6 +71,7 @@ def test_a_session_prints_nothing_and_leaves_nothing_on_a_bare_runtime() -> None
     assert done.stderr == ""
 
 
+@pytest.mark.full
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

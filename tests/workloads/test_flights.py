@@ -151,6 +151,7 @@ def test_the_year_is_whole(year: list[Life]) -> None:
     assert sum(not life.is_event for life in year) == 8_255
 
 
+@pytest.mark.full
 def test_payload_and_vs_are_a_key_over_the_year_and_payloads_alone_are(year: list[Life]) -> None:
     assert len({life.payload for life in year}) == len(year)
 

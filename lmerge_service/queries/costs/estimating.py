@@ -13,8 +13,8 @@ Theory
     >>> for emit in ("on_update", "on_close"):
     ...     found = estimate(physical(moving, emit=emit), known)
     ...     print(f"{found.revisions:.1f} an event, {found.held:.0f} held, {found.lag:.0f} behind")
-    2.2 an event, 30 held, 3600 behind
-    1.0 an event, 30 held, 3600 behind
+    2.1 an event, 26 held, 3600 behind
+    1.0 an event, 26 held, 3600 behind
 
 Cost
     Microseconds a node.

@@ -17,7 +17,7 @@ Theory
     >>> steps = [Step("", "flights", [Insert((at % 40,), at, at + 1)]) for at in range(0, 400, 2)]
     >>> found = measured([late.plan], steps, clock=lambda: 0)
     >>> found.sources["flights"], found.of(late.plan).selectivity
-    (Stream(gap=2.0, length=1.0, granule=2), 0.6)
+    (Stream(gap=1.99, length=1.0, granule=2), 0.6)
 
 Cost
     One pass of each node over the sample, and another for the parts; all events of all nodes are
