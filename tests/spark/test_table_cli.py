@@ -88,6 +88,7 @@ def test_a_topic_is_asked_by_the_time_of_its_records(
     assert lmerge("table", "at", "t", "--known", f"{2**50}").out == '[1, 9) "a"\n'
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("shared_session")
 def test_a_stream_that_is_not_legal_ends_with_4_and_its_place(
     lmerge: Lmerge, tmp_path: Path

@@ -16,6 +16,8 @@ from lmerge_service.workloads.flights import MINUTE, VARIATIONS, flights
 from lmerge_service.workloads.lifetime import Life, final_tdb
 from lmerge_service.workloads.presentation import present
 
+pytestmark = pytest.mark.xdist_group("flights")  # the year is made once, not by each worker
+
 HEADER = (
     "year,month,day,dep_time,sched_dep_time,dep_delay,arr_time,sched_arr_time,arr_delay,carrier,"
     "flight,tailnum,origin,dest,air_time,distance,hour,minute,time_hour"
