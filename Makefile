@@ -5,6 +5,8 @@ BIN    := $(VENV)/bin
 ENGINE ?= yes
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
+unexport PYTHONDONTWRITEBYTECODE  # else each process that a test starts compiles all of it anew
+
 .DEFAULT_GOAL := help
 .PHONY: help demo engine test test-full test-deep test-mutants lint bench bench-service bench-queries soak rolling kill-loop lock clean
 
