@@ -23,8 +23,8 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 def dashboard(
     watched: list[str] | None = argument(
         "TOPOLOGY.yaml|URL",
-        "What to watch: a topology's workers where `lmerge up` puts them, or workers and queries "
-        f"by address. [default: {AT}]",
+        "What to watch: a topology's workers where `lmerge up` has put them, else from its port "
+        f"on, or workers and queries by address. [default: {AT}]",
         default=None,
     ),
     port: int = option("PORT", "Where the page is; 0: any free port.", min=0, default=PORT),
@@ -64,8 +64,10 @@ def dashboard(
     urls = [address_of(each) for each in given if "://" in each]
     paths = [Path(each) for each in given if "://" not in each]
     topologies = _loaded(paths, bootstrap)
-    addresses = urls or [at for each, _ in topologies for at in _addresses(each)]
-    targets = [Target(at, access.settings(at)) for at in dict.fromkeys(addresses)]
+    asked = {at: access.settings(at) for at in urls} or dict(_asked(paths, topologies, access))
+    if not asked:
+        raise ConfigurationError(f"{', '.join(map(str, paths))}: there is no worker to ask")
+    targets = [Target(at, settings) for at, settings in asked.items()]
     where = _where(host, port, name or [], tls_certificate, login_token_file)
     by_output = {each.output.topic: (each, str(path)) for each, path in topologies}
     watching = Watched(targets, by_output, somebody())
@@ -95,14 +97,44 @@ def _loaded(paths: Sequence[Path], bootstrap: str | None) -> "list[tuple[Topolog
     return [(each, path) for path, each in found.items()]
 
 
-def _addresses(topology: "Topology") -> Iterator[str]:
-    """Where a topology's workers are, as `lmerge up` starts them."""
-    http = topology.http
+def _asked(
+    paths: Sequence[Path], topologies: "Sequence[tuple[Topology, Path]]", access: WorkerAccess
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Workers, and queries of what is up, by address, each with the settings of its HTTP client."""
+    from lmerge_service.local.up.runs import run_of
+
+    runs = [found[1] for path in paths if (found := run_of(path)) is not None]
+    started = {name: addresses for run in runs for name, addresses in run.workers.items()}
+    taken = set[str]()
+    for each, path in topologies:
+        if not access.can_ask(each.http):
+            why = "its workers demand a certificate: without --certificate they are not shown"
+            typer.echo(f"{path}: {why}", err=True)
+            continue
+        for at in started.get(each.name) or _from_its_port_on(each, path, taken):
+            yield at, access.settings_of(at, each.http)
+    for at in (at for run in runs for at in run.queries):
+        yield at, access.settings(at)
+
+
+def _from_its_port_on(topology: "Topology", path: Path, taken: set[str]) -> Iterator[str]:
+    """Where a topology's workers are if nothing else has its ports but workers that are `taken`."""
+    http, found = topology.http, list[str]()
+    workers = 1 if topology.up is None else topology.up.workers
+    if not http.port and workers:
+        raise ConfigurationError(
+            f"{path}: http.port: it is any free one: name the workers by their addresses"
+        )
     host = "127.0.0.1" if http.host in {"0.0.0.0", "::"} else http.host  # noqa: S104 - not bound
     host = f"[{host}]" if ":" in host else host
-    workers = 1 if topology.up is None else topology.up.workers
-    for number in range(workers):
-        yield f"{'http' if http.tls is None else 'https'}://{host}:{http.port + number}"
+    for port in range(http.port, 65_536):
+        if len(found) == workers:
+            break
+        at = f"{'http' if http.tls is None else 'https'}://{host}:{port}"
+        if at not in taken:
+            found.append(at)
+    taken.update(found)
+    yield from found
 
 
 def _where(

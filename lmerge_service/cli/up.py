@@ -45,7 +45,9 @@ def up(
         default=True,
     ),
     ca: Path | None = option(
-        "FILE", "Who signs the certificates of workers with TLS; shows these, too.", default=None
+        "FILE",
+        "Who signs the certificates of workers with TLS. [default: only these are trusted]",
+        default=None,
     ),
     certificate: Path | None = option(
         "FILE", "Our own certificate with its key, where these ask for one.", default=None
@@ -76,6 +78,10 @@ def up(
         path, bootstrap or os.environ.get("LMERGE_BOOTSTRAP"), dashboard_port=port, trust=trust
     )
     settings = list(_statuses(planned, access))
+    for merge in planned.merges:
+        if not access.can_ask(merge.topology.http):
+            why = "its workers demand a certificate: without --certificate they are not shown"
+            typer.echo(f"{merge.topology.name}: {why}", err=True)
     folder = folder_of(planned.name)
     if detach:
         more = [*(["--bootstrap", bootstrap] if bootstrap else [])]
@@ -161,21 +167,15 @@ async def _show(
 
 
 def _statuses(plan: "ProcessPlan", access: WorkerAccess) -> Iterator[dict[str, Any]]:
-    """How workers are asked; those with TLS only where it is known whom to trust.
+    """How workers are asked that we can ask.
 
     Raises:
         ConfigurationError: a file of `access` cannot be read or holds something else.
     """
     for merge in plan.merges:
-        http = merge.topology.http
-        if http.tls is not None and access.ca is None:
-            continue
-        verify = False if http.tls is None else access.trust()
-        headers = {}
-        if http.read_token is not None:
-            headers["authorization"] = f"Bearer {http.read_token.read().get_secret_value()}"
-        for address in merge.workers.values():
-            yield {"base_url": address, "headers": headers, "verify": verify, "trust_env": False}
+        if access.can_ask(merge.topology.http):
+            for address in merge.workers.values():
+                yield access.settings_of(address, merge.topology.http)
 
 
 # --- in the background ----------------------------------------------------------------------------

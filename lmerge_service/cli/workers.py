@@ -35,6 +35,9 @@ from lmerge_service.errors import (
 if TYPE_CHECKING:
     import httpx
 
+    from lmerge_service.config.credentials import ClientTls
+    from lmerge_service.config.topology import Http
+
 __all__ = ("AT", "DecisionOptions", "WorkerAccess", "WorkerClient", "address_of", "somebody")
 
 AT: Final = "http://127.0.0.1:8321"
@@ -90,22 +93,39 @@ class WorkerAccess:
         return {
             "base_url": at,
             "headers": {"authorization": f"Bearer {token}"} if token else {},
-            "verify": self.trust() if url.scheme == "https" else False,
+            "verify": self._trust() if url.scheme == "https" else False,
             "trust_env": False,
         }
 
-    def trust(self) -> Any:
-        """Of TLS towards a worker.
+    def settings_of(self, at: str, http: "Http") -> dict[str, Any]:
+        """The same of a worker whose topology is on this machine: without options it is asked with
+        the topology's token for reading, and trusted by the topology's certificate.
 
         Raises:
-            ConfigurationError: a file cannot be read or holds something else.
+            ConfigurationError: as `settings` does.
         """
+        found = self.settings(at)
+        if self.token_file is None and http.read_token is not None:
+            token = http.read_token.read().get_secret_value()
+            found["headers"] = {"authorization": f"Bearer {token}"}
+        if self.ca is None and http.tls is not None:
+            found["verify"] = http.tls.trusting(self._tls())
+        return found
+
+    def can_ask(self, http: "Http") -> bool:
+        """Whether we have the certificate that a topology's workers demand, if they do."""
+        return self.certificate is not None or http.tls is None or http.tls.client_ca is None
+
+    def _trust(self) -> Any:
+        return self._tls().context()
+
+    def _tls(self) -> "ClientTls":
         from pydantic import ValidationError
 
         from lmerge_service.config.credentials import ClientTls
 
         try:
-            return ClientTls(ca=self.ca, certificate=self.certificate).context()
+            return ClientTls(ca=self.ca, certificate=self.certificate)
         except ValidationError as error:
             raise ConfigurationError(fault_message(error.errors()[0])) from None
 

@@ -176,6 +176,19 @@ class ServerTls(_Identity):
         self.present(context)
         return context
 
+    def trusting(self, ours: "ClientTls | None" = None) -> ssl.SSLContext:
+        """Of a client that has our certificate's file, and so needs no authority: trusts what is in
+        it, for the host names in it, and nothing else. `ours` is who that client is.
+
+        Raises:
+            ValueError: a file does not hold what it should.
+        """
+        context = _trusting(ssl.Purpose.SERVER_AUTH, self.certificate, "certificate")
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        if ours is not None:
+            ours.present(context)
+        return context
+
 
 def _trusting(purpose: ssl.Purpose, ca: Path | None, field: str) -> ssl.SSLContext:
     try:

@@ -91,7 +91,7 @@ class Target:
             self.answer.pause = pause_after(time.monotonic() - began, size, rows)
             await self._ask_more(client, status)
         except httpx.HTTPError as error:
-            self._is_away(str(error) or type(error).__name__)
+            self._is_away(_reason(error))
         except ValueError as error:
             self._is_away(f"it is no worker that we understand: {error}")
         else:
@@ -124,6 +124,16 @@ async def _document(client: httpx.AsyncClient, path: str) -> tuple[Mapping[str, 
     if not answer.is_success or not isinstance(document, dict):
         raise ValueError(f"it answers {answer.status_code}")
     return document, len(answer.content)
+
+
+def _reason(error: httpx.HTTPError) -> str:
+    """
+    >>> _reason(httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed"))
+    'its certificate is not trusted, --ca names who signs it: certificate verify failed'
+    """
+    text = str(error) or type(error).__name__
+    _, untrusted, why = text.partition("[SSL: CERTIFICATE_VERIFY_FAILED] ")
+    return f"its certificate is not trusted, --ca names who signs it: {why}" if untrusted else text
 
 
 def _gauge(text: str, name: str) -> float | None:

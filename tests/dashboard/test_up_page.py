@@ -1,4 +1,5 @@
-"""The dashboard of `lmerge up` in a browser: several merges, one of them with TLS."""
+"""The dashboard of `lmerge up` in a browser: several merges, one of them with TLS and tokens of its
+own."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -33,32 +34,47 @@ def topology(
     return path
 
 
-def test_one_page_has_all_merges_also_those_whose_workers_serve_tls(
+def test_one_page_has_all_merges_also_those_with_tls_and_tokens_of_their_own(
     tmp_path: Path, bootstrap: str, topic_name: TopicName
 ) -> None:
     need_browser()
     authority, stream = Authority(tmp_path), write_stream(tmp_path / "stream")
     first, second = topic_name("first"), topic_name("second")
-    identity = authority.sign("worker")
-    topology(
-        tmp_path, second, bootstrap, stream, http=f", tls: {{certificate: '{identity.both}'}}"
-    )  # fmt: skip
+    secrets = {"read": "who-may-read-the-second", "control": "who-may-decide-the-second"}
+    for name, secret in secrets.items():
+        (tmp_path / name).write_text(secret)
+    tokens = "".join(f", {name}_token: {{file: {name}}}" for name in secrets)
+    tls = f", tls: {{certificate: '{authority.sign('worker').both}'}}"
+    topology(tmp_path, second, bootstrap, stream, http=tls + tokens)
     path = topology(tmp_path, first, bootstrap, stream, merges=f"{second}.yaml")
-    options = ["--dashboard", "--ca", str(authority.certificate)]
-    with Upped(tmp_path, path, bootstrap, options=options) as up, in_browser() as page:
+    with (
+        Upped(tmp_path, path, bootstrap, options=["--dashboard"]) as up,
+        in_browser() as page,
+    ):
+
+        def show(merge: str) -> None:
+            page.click(".bar .q-select")
+            page.click(f'.q-menu .q-item:has-text("{merge}")')
+            page.wait_for_selector(f'h1:has-text("{merge}")')
+            page.wait_for_selector('tr[data-replica="a"]:has-text("joined")')
+
+        def detach(token: str) -> str:
+            page.click('[data-act="detach"][data-replica="a"]')
+            page.wait_for_selector(".lm-confirm")
+            page.fill(".lm-token input", token)
+            answer = confirm(page)
+            page.click("text=Close")
+            page.wait_for_selector(".q-dialog", state="detached")
+            return answer
+
         up.until("both", lambda: all(up.status(name) for name in (first, second)), 200)
         page.goto(up.shown["dashboard"])
         page.wait_for_selector(f'h1:has-text("{first}")')
-        page.click(".bar .q-select")
-        page.click(f'.q-menu .q-item:has-text("{second}")')
-        page.wait_for_selector(f'h1:has-text("{second}")')
-        page.wait_for_selector('tr[data-replica="a"]:has-text("joined")')
-        page.click('[data-act="detach"][data-replica="a"]')
-        page.wait_for_selector(".lm-confirm")
-        page.fill(".lm-token input", (tmp_path / "home" / "up" / first / "token").read_text())
-        assert confirm(page).startswith("version 2")
-        page.click("text=Close")
+        of_the_run = (tmp_path / "home" / "up" / first / "token").read_text()
+        show(second)
+        assert "changes need the control token" in detach(of_the_run)
+        assert detach(secrets["control"]).startswith("version 2")
         page.wait_for_selector('tr[data-replica="a"]', state="detached")
-        page.click(".bar .q-select")
-        page.click(f'.q-menu .q-item:has-text("{first}")')
-        page.wait_for_selector('tr[data-replica="a"]:has-text("joined")')
+        show(first)
+        assert "changes need the control token" in detach(secrets["control"])
+        assert detach(of_the_run).startswith("version 2")

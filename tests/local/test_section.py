@@ -134,28 +134,42 @@ def test_a_dashboard_asks_all_workers_and_queries_and_keeps_nothing_up(tmp_path:
     assert page.attends
     port = query.command[query.command.index("--http-port") + 1]
     workers = found.merges[0].workers.values()
-    watched = [str(tmp_path / "t.yaml"), *workers, f"http://127.0.0.1:{port}"]
     assert found.dashboard is not None
-    options = ["--port", found.dashboard.rpartition(":")[2]]
-    assert page.command == (*LMERGE, "dashboard", *watched, *options)
+    options = [str(tmp_path / "t.yaml"), "--port", found.dashboard.rpartition(":")[2]]
+    assert page.command == (*LMERGE, "dashboard", *options)
+    assert len(workers) == 2
+    assert found.queries == (f"http://127.0.0.1:{port}",)
     none = plan(write(tmp_path, "up: {workers: 0}"), dashboard_port=8320)
     assert (none.members, none.dashboard) == ((), None)
 
 
-def test_a_dashboard_asks_workers_with_tls_where_it_is_known_whom_to_trust(tmp_path: Path) -> None:
-    identity = Authority(tmp_path).sign("worker")
-    east = write(tmp_path, "up: {}", "east")
-    tls = f"http: {{port: 0, tls: {{certificate: '{identity.both}'}}}}"
-    east.write_text(east.read_text().replace("http: {port: 0}", tls))
-    path = write(tmp_path, "up: {merges: [east.yaml]}")
-    plain, trusting = (
-        plan(path, dashboard_port=8320),
-        plan(path, dashboard_port=8320, trust=["--ca", "ca.pem"]),
-    )
-    ours, theirs = (list(each.workers.values()) for each in trusting.merges)
-    assert theirs[0].startswith("https://")
-    assert not any(each.startswith("https") for each in plain.members[-1].command)
-    assert set(trusting.members[-1].command) >= {*ours, *theirs, "--ca", "ca.pem"}
+def with_tls(path: Path, authority: Authority, more: str = "") -> Path:
+    identity = authority.sign("worker")
+    tls = f"http: {{port: 0, tls: {{certificate: '{identity.both}'{more}}}}}"
+    path.write_text(path.read_text().replace("http: {port: 0}", tls))
+    return path
+
+
+def test_a_dashboard_is_told_whom_to_trust(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    path = with_tls(write(tmp_path, "up: {}"), authority)
+    plain = plan(path, dashboard_port=8320)
+    (at,) = plain.merges[0].workers.values()
+    assert at.startswith("https://")
+    assert "--ca" not in plain.members[-1].command
+    trusting = plan(path, dashboard_port=8320, trust=["--ca", "ca.pem"])
+    command = trusting.members[-1].command
+    assert command[command.index("--ca") + 1] == "ca.pem"
+
+
+def test_there_is_no_dashboard_where_all_workers_demand_a_certificate_that_it_lacks(
+    tmp_path: Path,
+) -> None:
+    authority = Authority(tmp_path)
+    path = with_tls(write(tmp_path, "up: {}"), authority, f", client_ca: '{authority.certificate}'")
+    assert plan(path, dashboard_port=8320).dashboard is None
+    ours = ["--certificate", "ours.pem"]
+    assert plan(path, dashboard_port=8320, trust=ours).dashboard is not None
 
 
 def test_what_is_started_with_a_topology_has_its_name_before_its_own(tmp_path: Path) -> None:

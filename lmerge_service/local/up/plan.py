@@ -91,6 +91,8 @@ class ProcessPlan:
     merges: tuple[Merge, ...]
     token: str = field(repr=False)
     """The control token, where a topology has none; new for each plan."""
+    queries: tuple[str, ...] = ()
+    """Where queries serve, if there is a dashboard."""
     dashboard: str | None = None
     """Where its dashboard is, if it has one."""
 
@@ -104,7 +106,7 @@ def plan(
 ) -> ProcessPlan:
     """What `lmerge up` is to start; a `bootstrap` that is given takes the place of a broker. With a
     `dashboard_port`, a dashboard at the first free port from that on; `trust` are its options by
-    which workers with TLS are asked, which are left out without any.
+    which workers with TLS are asked. It finds workers and queries by the record of the run.
 
     Raises:
         ConfigurationError: a file is no topology, has no section `up`, or names a program that is
@@ -133,20 +135,23 @@ def plan(
             variables["LMERGE_WORKER"] = next(iter(addresses.values()))
         members += _processes(file, section, prefix, variables)
     broker = None if bootstrap else up.broker
-    address = None
-    if dashboard_port is not None and (watched := _watched(merges, with_tls=bool(trust))):
+    address, queries = None, list[str]()
+    if dashboard_port is not None and any(_can_be_asked(each, trust) for each in merges):
         members, queries = _with_ports(members, ports)
         address = f"http://127.0.0.1:{_port(dashboard_port, ports)}"
-        members.append(_dashboard(first, merges, [*watched, *queries, *trust], address))
+        members.append(_dashboard(first, trust, address))
     return ProcessPlan(
-        topology.name, first, broker, topology.kafka, tuple(members), tuple(merges), token, address
+        topology.name, first, broker, topology.kafka, tuple(members), tuple(merges), token,
+        tuple(queries), address,
+    )  # fmt: skip
+
+
+def _can_be_asked(merge: Merge, trust: Sequence[str]) -> bool:
+    """Whether a dashboard with these options can ask any worker of it."""
+    tls = merge.topology.http.tls
+    return bool(merge.workers) and (
+        tls is None or tls.client_ca is None or "--certificate" in trust
     )
-
-
-def _watched(merges: Sequence[Merge], *, with_tls: bool) -> list[str]:
-    """Workers that a dashboard can ask."""
-    asked = [each for each in merges if with_tls or not each.topology.http.tls]
-    return [at for each in asked for at in each.workers.values()]
 
 
 def _with_ports(
@@ -166,17 +171,13 @@ def _with_ports(
     return found, addresses
 
 
-def _dashboard(
-    path: Path, merges: Sequence[Merge], watched: Sequence[str], address: str
-) -> PlannedProcess:
-    read = next((t for each in merges if (t := each.topology.http.read_token)), None)
-    environment = {} if read is None else {"LMERGE_TOKEN": read.read().get_secret_value()}
+def _dashboard(path: Path, trust: Sequence[str], address: str) -> PlannedProcess:
     port = address.rpartition(":")[2]
     return PlannedProcess(
         name="dashboard",
-        command=(*LMERGE, "dashboard", str(path), *watched, "--port", port),
+        command=(*LMERGE, "dashboard", str(path), *trust, "--port", port),
         restart=Restart(),
-        environment=environment,
+        environment={},
         attends=True,
     )
 

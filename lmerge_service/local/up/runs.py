@@ -86,6 +86,10 @@ class UpRun(msgspec.Struct, kw_only=True):
     """Whether a local Kafka belongs to it."""
     dashboard: str | None = None
     """Where the dashboard is, if there is one."""
+    workers: dict[str, list[str]] = {}
+    """Where the workers of each merge serve, by its name."""
+    queries: list[str] = []
+    """Where queries serve, if there is a dashboard."""
     ready: bool = False
     """Whether all has been started that waits for nothing."""
     processes: dict[str, KnownProcess] = {}

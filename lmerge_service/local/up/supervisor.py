@@ -133,6 +133,8 @@ class Supervisor:
             supervisor=us,
             broker=self._broker is not None,
             dashboard=plan.dashboard,
+            workers={each.topology.name: list(each.workers.values()) for each in plan.merges},
+            queries=list(plan.queries),
         )
         self._processes = Processes(folder, die_with_us=False, directory=folder)
         self._tasks: list[asyncio.Task[None]] = []
