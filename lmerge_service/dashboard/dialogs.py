@@ -1,7 +1,7 @@
 """Dialogs of the page: decisions with what will happen, the token, dry runs and evidence."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from nicegui import ui
@@ -27,9 +27,10 @@ class Session:
     """Of one page in one browser; gone when it is left."""
 
     watched: Watched
-    merge: str | None = None
-    """The name of the merge that is shown; None: the first."""
-    token: str | None = None
+    merge: tuple[str, str] | None = None
+    """The key of the merge that is shown; None: the first."""
+    tokens: dict[tuple[str, str], str] = field(default_factory=dict, repr=False)
+    """By merge: one that its workers have accepted. It is sent to no other merge's workers."""
     seconds: float = 180.0
     """How much of the past charts show."""
     relative: bool = False
@@ -55,32 +56,28 @@ class Dialogs:
         elif act in ACTIONS:
             _Decision(self._session, self._token_changed, ACTIONS[act], replica, merge)
 
-    def unlock(self) -> None:
-        """Asks for the token, or forgets it."""
+    def unlock(self, merge: WatchedMerge) -> None:
+        """Asks for the token of a merge, or forgets it."""
         session = self._session
-        if session.token is not None:
-            session.token = None
+        if session.tokens.pop(merge.key, None) is not None:
             self._token_changed()
             return
-        merges = list(session.watched.model.merges.values())
         with ui.dialog(value=True) as dialog, ui.element("div").classes("card"):
-            _title("The control token")
+            _title(f"The control token of {merge.key[0]}")
             _text("With it decisions can be made from this page. It stays in this page's memory.")
-            field = _token_field()
+            entered = _token_field()
             result = ui.label().props("role=status")
 
             async def take() -> None:
-                token = str(field.value or "").strip()
+                token = str(entered.value or "").strip()
                 if not token or not token.isascii():
                     result.set_text("Enter the token: one line of ASCII.")
                     return
-                found = await may_control(
-                    [each for merge in merges for each in session.workers(merge)], token
-                )
+                found = await may_control(session.workers(merge), token)
                 result.set_text(found.text)
                 result.classes(replace="is-good" if found.good else "is-bad")
                 if found.good:
-                    session.token = token
+                    session.tokens[merge.key] = token
                     self._token_changed()
                     dialog.close()
 
@@ -157,9 +154,11 @@ class _Decision:
             for each in action.fields:
                 self._fields[each.name] = self._field(each, replica)
             self._happens = ui.element("div").classes("notice warn").style("margin-top: .6rem")
-            if session.token is None:
+            self._locked = ui.element("div").style("margin-top: .6rem")
+            with self._locked:
                 _text(_READ_ONLY)
-                self._token: Any = _token_field()
+                self._token = _token_field()
+            self._locked.set_visibility(merge.key not in session.tokens)
             self._report = ui.html("", tag="div", sanitize=False)
             self._result = ui.label().props("role=status")
             self._buttons()
@@ -205,8 +204,8 @@ class _Decision:
         self._result.classes(replace="is-good" if good else "is-bad")
 
     async def _decide(self) -> None:
-        session, view = self._session, self._merge.view
-        token = session.token or str(self._token.value or "").strip()
+        session, view, key = self._session, self._merge.view, self._merge.key
+        token = session.tokens.get(key) or str(self._token.value or "").strip()
         if not token or not token.isascii():
             self._show(f"{_READ_ONLY} Enter it above.", good=False)
             return
@@ -220,9 +219,10 @@ class _Decision:
         found = await ask(session.workers(self._merge), token, path, body, session.watched.who)
         self._show(found.text, good=found.good)
         if found.good:
-            session.token = token
-        elif found.denied and session.token is not None:
-            session.token = None
+            session.tokens[key] = token
+        elif found.denied:
+            session.tokens.pop(key, None)
+        self._locked.set_visibility(key not in session.tokens)
         self._changed()
         if found.good:
             self._confirm.set_visibility(False)

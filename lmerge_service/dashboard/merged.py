@@ -64,6 +64,7 @@ class TaskRow:
     cutover: str | None
     """What it waits for in the cutover that runs."""
     commit_seconds: float | None
+    """How long the commit has taken that is under way; None: none is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 its plan. Made of the workers' answers, once for all who look.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,9 +12,10 @@ from lmerge_service.dashboard.history import History, Sample
 from lmerge_service.dashboard.merged import MergeView, merge_of, merged
 from lmerge_service.dashboard.polling import Answer
 from lmerge_service.dashboard.queries import QueryView, is_query, query_of
+from lmerge_service.dashboard.quiet import Quiet
 from lmerge_service.dashboard.rates import Rates
 
-__all__ = ("Model", "WatchedMerge", "picked")
+__all__ = ("Model", "WatchedMerge", "labelled")
 
 _NAMES = {"commit_p50": "commit p50", "commit_p99": "commit p99"}
 
@@ -31,6 +33,7 @@ class WatchedMerge:
     """By worker."""
     per_second: dict[str, float | None] = field(default_factory=dict)
     """Elements a second, by replica; `>` is the output."""
+    quiet: Quiet = field(default_factory=Quiet)
 
     def take(self, at: float, answers: Mapping[str, Answer]) -> None:
         """Answers of its workers at a time (Unix, in seconds)."""
@@ -48,6 +51,7 @@ class WatchedMerge:
             self.happenings.decided(reversed(each.decisions))
             self._count(address, at, each.status)
         self.per_second = _summed(self.rates.values())
+        self.quiet.take(at, self.view)
         self.history.gap_seconds = max(5.0, *(3.0 * each.pause for _, each in ours))
         self.history.add(_sample(at, self.view, self.per_second))
 
@@ -95,9 +99,11 @@ class Model:
         key = None if status is None else merge_of(status)
         if key is not None:
             self.unknown.pop(address, None)
-            for other in self.merges.values():
-                if other.key != key and address in other.addresses:
+            for other in [each for each in self.merges.values() if each.key != key]:
+                if address in other.addresses:
                     other.addresses.remove(address)
+                if not other.addresses:
+                    del self.merges[other.key]  # nobody can tell any more
             watched = self.merges.setdefault(key, WatchedMerge(key))
             if address not in watched.addresses:
                 watched.addresses.append(address)
@@ -142,11 +148,21 @@ def _sample(at: float, view: MergeView, rates: Mapping[str, float | None]) -> Sa
     found["rate"] = rates.get(">")
     found["live events"] = view.counts.get("live_events")
     found |= {name: getattr(view, field_name) for field_name, name in _NAMES.items()}
+    found["commit"] = max((1e3 * (each.commit_seconds or 0.0) for each in view.tasks), default=0.0)
     found |= {f"memory {each.address}": each.memory for each in view.workers}
     known = {name: float(value) for name, value in found.items() if value is not None}
     return Sample(at, known, view.leader)
 
 
-def picked(watched: Sequence[WatchedMerge], name: str | None) -> WatchedMerge | None:
-    """The merge of a name, else the first one."""
-    return next((each for each in watched if each.key[0] == name), watched[0] if watched else None)
+def labelled(merges: Mapping[tuple[str, str], WatchedMerge]) -> dict[str, WatchedMerge]:
+    """Merges by their names; where several share one, with the topic of the output.
+
+    >>> list(labelled({(name, topic): WatchedMerge((name, topic)) for name, topic in
+    ...     [("a", "t"), ("b", "u"), ("b", "v")]}))
+    ['a', 'b into u', 'b into v']
+    """
+    often = Counter(name for name, _ in merges)
+    return {
+        name if often[name] == 1 else f"{name} into {topic}": watched
+        for (name, topic), watched in merges.items()
+    }

@@ -26,7 +26,7 @@ from lmerge_service.dashboard import charts
 from lmerge_service.dashboard.dialogs import Dialogs, Session
 from lmerge_service.dashboard.door import Door
 from lmerge_service.dashboard.history import SPAN_SECONDS
-from lmerge_service.dashboard.model import WatchedMerge, picked
+from lmerge_service.dashboard.model import WatchedMerge, labelled
 from lmerge_service.dashboard.panels import panels
 from lmerge_service.dashboard.watching import Watched
 from lmerge_service.page import render
@@ -133,7 +133,7 @@ class _Page:
             self._merges = ui.select([], label="merge", on_change=self._pick_merge)
             self._merges.props("dense outlined options-dense").style("min-width: 12rem")
             ui.element("div").classes("grow")
-            self._token = ui.button("Enter token", icon="lock", on_click=self._dialogs.unlock)
+            self._token = ui.button("Enter token", icon="lock", on_click=self._unlock)
             self._token.props("flat dense no-caps")
             for act, label in (("attach", "Attach"), ("cutover", "Cut over"), ("policy", "Policy")):
                 button = ui.button(label, on_click=lambda _, act=act: self._open(act, {}))
@@ -173,8 +173,15 @@ class _Page:
         if merge is not None and merge.view is not None:
             self._dialogs.open(act, values, merge)
 
+    def _unlock(self) -> None:
+        if (merge := self._merge()) is not None:
+            self._dialogs.unlock(merge)
+
     def _pick_merge(self, event: Any) -> None:
-        self._session.merge = event.value
+        picked = labelled(self._watched.model.merges).get(event.value)
+        if picked is not None:
+            self._session.merge = picked.key
+        self._show_token()
         self._again()
 
     def _pick_range(self, event: Any) -> None:
@@ -198,14 +205,18 @@ class _Page:
         self._draw()
 
     def _show_token(self) -> None:
-        known = self._session.token is not None
+        merge = self._merge()
+        known = merge is not None and merge.key in self._session.tokens
         self._token.set_text("Forget token" if known else "Enter token")
         self._token.props(f"icon={'lock_open' if known else 'lock'}")
 
     # --- what is new ---
 
     def _merge(self) -> WatchedMerge | None:
-        return picked(list(self._watched.model.merges.values()), self._session.merge)
+        """The one that is shown: the one that was picked, else the first."""
+        merges = self._watched.model.merges
+        first = next(iter(merges.values()), None)
+        return first if self._session.merge is None else merges.get(self._session.merge, first)
 
     def _again(self) -> None:
         self._sent.clear()
@@ -218,12 +229,12 @@ class _Page:
         if model.generation == self._generation or now < self._next_panels:
             return
         self._generation = model.generation
-        names = [name for name, _ in model.merges]
-        if self._merges.options != names:
-            shown = self._session.merge or next(iter(names), None)
-            self._merges.set_options(names, value=shown)
-            self._merges.set_visibility(len(names) > 1)
-        if (merge := self._merge()) is None:
+        merge, labels = self._merge(), labelled(model.merges)
+        if self._merges.options != list(labels):
+            shown = next((label for label, each in labels.items() if each is merge), None)
+            self._merges.set_options(list(labels), value=shown)
+            self._merges.set_visibility(len(labels) > 1)
+        if merge is None:
             self._send({"headline": render("dashboard/nothing.html", unknown=model.unknown)})
             return
         assert merge.view is not None
@@ -280,7 +291,10 @@ def _options(
         "race": charts.race(view, history, since, until, relative=session.relative, dark=dark),
         "rate": charts.numbers("output", points(output="rate"), unit="elements/s", **common),
         "latency": charts.numbers(
-            "read to commit", points(p50="commit p50", p99="commit p99"), unit="ms", **common
+            "added latency",
+            points(p50="commit p50", p99="commit p99", commit_under_way="commit"),
+            unit="ms",
+            **common,
         ),
         "live": charts.numbers("live events", points(live="live events"), unit="", **common),
         "memory": charts.numbers("memory", memory, unit="MB", scale=1e-6, **common),

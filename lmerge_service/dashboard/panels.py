@@ -66,12 +66,12 @@ def panels(
     """All panels of a merge by name; `queries` by address, `unknown` addresses with why."""
     view = watched.view
     assert view is not None
-    common = _words(view)
+    common, quiet = _words(view), watched.quiet.seconds
     return {
         "headline": _headline(watched, view, common),
-        "shape": render("dashboard/shape.html", shape=shape_of(view)),
+        "shape": render("dashboard/shape.html", shape=shape_of(view, quiet)),
         "replicas": _replicas(watched, view, common),
-        "attention": _attention(view),
+        "attention": _attention(view, quiet),
         "cutover": _cutover(view),
         "log": _log(watched),
         "workers": _workers(view, unknown),
@@ -101,6 +101,15 @@ def _rate(value: float | None) -> str:
     return "?" if value is None else f"{value:,.0f}"
 
 
+def _long(seconds: float) -> str:
+    """How long something lasts, by the second for a minute, then by the minute.
+
+    >>> _long(14.2), _long(150.0)
+    ('14 s', '2 min')
+    """
+    return f"{seconds:.0f} s" if seconds < 60 else f"{seconds // 60:.0f} min"
+
+
 def _share(value: float | None) -> str:
     return "?" if value is None else f"{value:.0%}"
 
@@ -120,7 +129,7 @@ def _headline(watched: WatchedMerge, view: MergeView, common: Mapping[str, Any])
     return render(
         "dashboard/headline.html", view=view, rates=watched.per_second, leads=leads,
         joined=sum(each.state == "joined" for each in view.replicas),
-        asked=clock(latest.at) if latest else None, **common,
+        asked=clock(latest.at) if latest else None, quiet=len(watched.quiet.seconds), **common,
     )  # fmt: skip
 
 
@@ -149,14 +158,15 @@ def replica_findings(row: ReplicaRow) -> list[tuple[str, int]]:
 
 
 def _replicas(watched: WatchedMerge, view: MergeView, common: Mapping[str, Any]) -> str:
-    looks = colours_of([each.name for each in view.replicas])
+    looks, quiet = colours_of([each.name for each in view.replicas]), watched.quiet.seconds
     rows = [
         {
             "row": each,
             "colour": looks[each.name][0],
             "dash": looks[each.name][1],
-            "tone": tone_of(each),
-            "mark": mark_of(each),
+            "tone": tone_of(each, quiet=each.name in quiet),
+            "mark": mark_of(each, quiet=each.name in quiet),
+            "quiet": _long(quiet[each.name]) if each.name in quiet else None,
             "why": shortened(printable(each.why or "")),
             "behind": "?" if each.behind is None else span(each.behind, view.time_unit),
             "rate": watched.per_second.get(each.name),
@@ -185,7 +195,7 @@ def _confirmed(row: ReplicaRow, at: Any) -> str:
 # --- what needs somebody --------------------------------------------------------------------------
 
 
-def _attention(view: MergeView) -> str:
+def _attention(view: MergeView, quiet: Mapping[str, float]) -> str:
     held = [{"replica": row.name, "held": h} for row in view.replicas for h in row.held]
     covered = {"held_stable"} if held else set()
     if view.gap:
@@ -198,6 +208,7 @@ def _attention(view: MergeView) -> str:
     return render(
         "dashboard/attention.html", view=view, held=held[:_MOST_REASONS],
         stuck=[task for task in view.tasks if task.stuck], reasons=reasons[:_MOST_REASONS],
+        quiet=[(name, _long(seconds)) for name, seconds in quiet.items()][:_MOST_REASONS],
         more=max(0, len(reasons) - _MOST_REASONS), grave=_GRAVE,
     )  # fmt: skip
 

@@ -5,7 +5,7 @@ those that lead or need somebody are drawn, and the others as one box for each s
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
@@ -65,20 +65,20 @@ class Shape:
     described: str
 
 
-def tone_of(row: ReplicaRow) -> str:
+def tone_of(row: ReplicaRow, *, quiet: bool = False) -> str:
     """The class of a replica's colour."""
-    return _look(row)[0]
+    return _look(row, quiet)[0]
 
 
-def mark_of(row: ReplicaRow) -> str:
+def mark_of(row: ReplicaRow, *, quiet: bool = False) -> str:
     """The sign of a replica's state."""
-    return _look(row)[1]
+    return _look(row, quiet)[1]
 
 
-def _look(row: ReplicaRow) -> tuple[str, str]:
+def _look(row: ReplicaRow, quiet: bool) -> tuple[str, str]:
     if row.word.startswith("joined,"):
         return "warn", "▲"
-    if row.state == "joined" and (row.disagrees or row.unconfirmed or row.held):
+    if row.state == "joined" and (quiet or row.disagrees or row.unconfirmed or row.held):
         return "warn", "▲"
     return _TONES.get(row.word, _OTHER)
 
@@ -92,9 +92,9 @@ def worker_tone(row: WorkerRow) -> tuple[str, str]:
     return ("good", "●") if row.health == "ok" else ("warn", "▲")
 
 
-def shape_of(view: MergeView) -> Shape:
-    """The picture of a merge."""
-    replicas, workers = _replicas(view), _workers(view)
+def shape_of(view: MergeView, quiet: Collection[str] = ()) -> Shape:
+    """The picture of a merge, of which these replicas bring nothing new."""
+    replicas, workers = _replicas(view, quiet), _workers(view)
     rows = max(len(replicas), len(workers) + 1, 2)
     height = rows * _STEP + 8
     merge_height = len(workers) * _STEP + 32
@@ -120,17 +120,24 @@ def _placed(boxes: Sequence[Box], first: int) -> list[Box]:
     ]
 
 
-def _replicas(view: MergeView) -> list[Box]:
+def _replicas(view: MergeView, quiet: Collection[str]) -> list[Box]:
+    def look(row: ReplicaRow) -> tuple[str, str]:
+        return _look(row, row.name in quiet)
+
+    def word(row: ReplicaRow) -> str:
+        return "joined, quiet" if row.name in quiet and row.word == "joined" else row.word
+
     order = {"bad": 0, "warn": 1, "new": 2, "good": 3, "still": 4}
     rows = list(view.replicas)
     if len(rows) > _MOST:
-        rows.sort(key=lambda each: (not each.leads, order[tone_of(each)], each.name))
+        rows.sort(key=lambda each: (not each.leads, order[look(each)[0]], each.name))
     drawn = rows if len(rows) <= _MOST else rows[: _MOST - 3]
-    left = Counter((*_look(each), each.word) for each in rows[len(drawn) :])
+    left = Counter((*look(each), word(each)) for each in rows[len(drawn) :])
     boxes = [
         Box(
-            _cut(each.name), _cut(each.word, 38), *_look(each), leads=each.leads,
-            off=each.ended or each.state in {"excluded", "quarantined", "paused", "gone"},
+            _cut(each.name), _cut(word(each), 38), *look(each), leads=each.leads,
+            off=each.ended or each.name in quiet
+            or each.state in {"excluded", "quarantined", "paused", "gone"},
         )
         for each in drawn
     ]  # fmt: skip

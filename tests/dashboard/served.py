@@ -23,9 +23,13 @@ class ServedWorker:
 
     def __init__(self, status: Mapping[str, Any]):
         self.status: Mapping[str, Any] | None = status
+        self.token = TOKEN
+        """That of who may decide."""
         self.refuses: str | None = None
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.gets: list[str] = []
+        self.tokens: list[str | None] = []
+        """Which came with requests for decisions."""
         self.address = ""
 
     def application(self) -> FastAPI:
@@ -46,7 +50,8 @@ class ServedWorker:
 
         @app.post("/v1/{path:path}")
         async def decide(path: str, request: Request) -> JSONResponse:
-            if request.headers.get("authorization") != f"Bearer {TOKEN}":
+            self.tokens.append(request.headers.get("authorization"))
+            if self.tokens[-1] != f"Bearer {self.token}":
                 return JSONResponse({"detail": "changes need the control token"}, 401)
             body = await request.json()
             if path == "accept-gap" and "input" not in body:

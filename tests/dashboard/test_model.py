@@ -101,6 +101,74 @@ def test_who_is_away_is_named_and_what_was_known_stays() -> None:
     assert [sample.blank for sample in only(away).history._samples] == [False, True]
 
 
+def test_a_merge_is_forgotten_when_its_last_worker_runs_another_one() -> None:
+    other = status(name="other", output=output(topic="elsewhere"))
+    model = watch({A: status(), B: status()}, {A: other, B: status()}, {A: other, B: other})
+    assert [name for name, _ in model.merges] == ["other"]
+    assert only(model).addresses == [A, B]
+
+
+def test_how_long_the_longest_commit_has_been_under_way_is_drawn_in_milliseconds() -> None:
+    tasks = ({**task(0), "commit_seconds": 0.25}, {**task(1), "commit_seconds": 2.5}, task(2))
+    model = watch({A: status()}, {A: status(tasks=tasks)}, {A: status()})
+    points = only(model).history.points("commit", 0.0, 10)
+    assert [value for _, value in points] == [0.0, 2_500.0, 0.0]
+
+
+# --- who brings nothing new -----------------------------------------------------------------------
+
+
+def going_on(seconds: int, *, stops: int, until: int, **more: Any) -> list[dict[str, Any]]:
+    """An output that goes on until a second, and a replica `b` that stops earlier."""
+    return [
+        {A: status(
+            replica("a", inserts=min(at, until)),
+            replica("b", inserts=min(at, stops), **more),
+            output=output(stable_point=min(at, until)),
+        )}
+        for at in range(seconds)
+    ]  # fmt: skip
+
+
+def test_a_replica_that_died_is_quiet_ten_seconds_later_and_not_before() -> None:
+    assert only(watch(*going_on(15, stops=5, until=99))).quiet.seconds == {}
+    watched = only(watch(*going_on(16, stops=5, until=99)))
+    assert watched.quiet.seconds == {"b": 10.0}
+    made = panels(watched, {}, {})
+    assert "b has brought nothing new for 10 s" in made["attention"]
+    assert "Nothing needs attention" not in made["attention"]
+    assert "1 quiet replica" in made["headline"]
+    assert "all is well" not in made["headline"]
+    assert "nothing new for 10 s" in made["replicas"]
+    assert "joined, quiet" in made["shape"]
+    again = watch(*going_on(16, stops=5, until=99), *going_on(20, stops=19, until=99)[17:])
+    assert only(again).quiet.seconds == {}, "it goes on"
+
+
+def test_nobody_is_quiet_where_nothing_goes_on() -> None:
+    assert only(watch(*going_on(60, stops=5, until=5))).quiet.seconds == {}
+    watched = only(watch(*going_on(60, stops=5, until=12)))
+    assert watched.quiet.seconds == {}, "for seven seconds, and then all of them"
+    assert "all is well" in panels(watched, {}, {})["headline"]
+
+
+@pytest.mark.parametrize(
+    "more", [{"state": "quarantined"}, {"state": "joining"}, {"ended": True},
+             {"held": [{"guard": "leap"}]}],
+)  # fmt: skip
+def test_a_replica_of_which_nothing_is_expected_is_not_quiet(more: dict[str, Any]) -> None:
+    assert only(watch(*going_on(60, stops=5, until=99, **more))).quiet.seconds == {}
+
+
+def test_while_no_worker_answers_nobody_becomes_quiet() -> None:
+    known = going_on(15, stops=5, until=99)
+    away = [{A: None} for _ in range(30)]
+    assert only(watch(*known, *away, *known[-1:])).quiet.seconds == {}
+
+
+# --- what happened --------------------------------------------------------------------------------
+
+
 def test_a_task_that_moves_has_a_line_though_nobody_led_it_for_a_while() -> None:
     follows = status(tasks=(task(0, "follows"),), state="standby")
     model = watch({A: status(), B: follows}, {A: None, B: follows}, {A: None, B: status()})

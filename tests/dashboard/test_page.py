@@ -103,6 +103,92 @@ def test_every_action_asks_what_its_form_says_and_shows_a_refusal(
 
 
 @pytest.mark.full
+def test_a_token_that_is_not_the_right_one_any_more_is_asked_for_again(
+    worker: ServedWorker, tmp_path: Path
+) -> None:
+    with Dashboard(tmp_path, worker.address) as dashboard, opened(dashboard) as page:
+        page.click("text=Enter token")
+        page.fill(".lm-token input", TOKEN)
+        page.click(".lm-confirm")
+        page.wait_for_selector("text=Forget token")
+        worker.token = "the-worker-was-started-again"
+        page.click('[data-act="detach"][data-replica="a"]')
+        page.wait_for_selector(".lm-confirm")
+        assert not page.is_visible(".lm-token input"), "it is known"
+        assert "changes need the control token" in confirm(page)
+        page.wait_for_selector("text=Enter token")
+        assert "read-only" in confirm(page)
+        page.fill(".lm-token input", worker.token)
+        assert "version 2" in confirm(page)
+        page.wait_for_selector("text=Forget token")
+
+
+@pytest.mark.full
+def test_a_token_is_for_one_merge_and_sent_to_no_other_one_s_workers(
+    worker: ServedWorker, tmp_path: Path
+) -> None:
+    other = ServedWorker(status(replica("z"), name="other", output=output(topic="elsewhere")))
+    other.token = "that-of-the-other-merge"
+    with (
+        served(other),
+        Dashboard(tmp_path, worker.address, other.address) as dashboard,
+        opened(dashboard) as page,
+    ):
+
+        def show(merge: str, replica: str) -> None:
+            page.click(".bar .q-select")
+            page.click(f'.q-menu .q-item:has-text("{merge}")')
+            page.wait_for_selector(f'tr[data-replica="{replica}"]')
+
+        def detach(replica: str) -> str:
+            page.click(f'[data-act="detach"][data-replica="{replica}"]')
+            page.wait_for_selector(".lm-confirm")
+            return confirm(page)
+
+        def close() -> None:
+            page.click("text=Close")
+            page.wait_for_selector(".q-dialog", state="detached")
+
+        show("other", "z")
+        assert "read-only" in detach("z")
+        page.fill(".lm-token input", other.token)
+        assert "version 2" in confirm(page)
+        close()
+        page.wait_for_selector("text=Forget token")
+        show("m", "a")
+        page.wait_for_selector("text=Enter token")
+        assert "read-only" in detach("a")
+        assert worker.tokens == []
+        page.fill(".lm-token input", TOKEN)
+        assert "version 2" in confirm(page)
+        close()
+        show("other", "z")
+        page.wait_for_selector("text=Forget token")
+        assert "version 2" in detach("z"), "both are kept"
+        assert worker.tokens == [f"Bearer {TOKEN}"]
+        assert set(other.tokens) == {f"Bearer {other.token}"}
+
+
+@pytest.mark.full
+def test_a_merge_that_its_last_worker_left_for_another_one_leaves_the_page(
+    worker: ServedWorker, tmp_path: Path
+) -> None:
+    other = ServedWorker(status(replica("z"), name="other", output=output(topic="elsewhere")))
+    with (
+        served(other),
+        Dashboard(tmp_path, worker.address, other.address) as dashboard,
+        opened(dashboard) as page,
+    ):
+        page.click(".bar .q-select")
+        page.click('.q-menu .q-item:has-text("other")')
+        page.wait_for_selector('tr[data-replica="z"]')
+        other.status = worker.status
+        page.wait_for_selector('tr[data-replica="a"]')
+        page.wait_for_selector(".bar .q-select", state="hidden")
+        assert page.locator('[data-panel="workers"] tbody tr').count() == 2
+
+
+@pytest.mark.full
 def test_a_gap_can_be_accepted_and_a_running_cutover_aborted(
     worker: ServedWorker, tmp_path: Path
 ) -> None:
@@ -200,6 +286,43 @@ def test_keyboard_focus_stays_while_the_page_is_brought_up_to_date(
         assert colour == "rgb(108, 184, 234)", "it can be read on dark ground"
         wide = page.evaluate("document.documentElement.scrollWidth")
         assert wide <= 390, "nothing sticks out on a narrow screen"
+
+
+@pytest.mark.full
+def test_a_decision_is_made_with_the_keyboard_alone_on_a_narrow_screen(
+    worker: ServedWorker, tmp_path: Path
+) -> None:
+    with Dashboard(tmp_path, worker.address) as dashboard, opened(dashboard, width=390) as page:
+
+        def tab_to(wanted: str) -> None:
+            for _ in range(100):
+                page.keyboard.press("Tab")
+                if page.evaluate(f"document.activeElement.matches('{wanted}')"):
+                    break
+            else:
+                raise AssertionError(f"{wanted} cannot be reached by Tab")
+            style = "getComputedStyle(document.activeElement)"
+            assert page.evaluate(f"{style}.outlineStyle + {style}.outlineWidth") == "solid3px"
+
+        opener = '[data-act="detach"][data-replica="b"]'
+        tab_to(opener)
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".lm-confirm")
+        card = page.locator(".q-dialog .card").bounding_box()
+        assert card is not None
+        assert (card["x"] >= 0, card["x"] + card["width"] <= 390) == (True, True)
+        for _ in range(20):
+            page.keyboard.press("Tab")
+            if page.evaluate("!!document.activeElement.closest('.lm-token')"):
+                break
+        page.keyboard.type(TOKEN)
+        tab_to(".lm-confirm")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".card [role=status]:has-text('version 2')")
+        assert [path for path, _ in worker.asked] == ["replicas/b/detach"]
+        page.keyboard.press("Escape")
+        page.wait_for_selector(".q-dialog", state="detached")
+        assert page.evaluate(f"document.activeElement.matches('{opener}')"), "it goes on there"
 
 
 @pytest.mark.full

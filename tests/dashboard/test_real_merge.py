@@ -89,6 +89,9 @@ def test_each_panel_while_the_leader_is_killed(real: RealMerge, tmp_path: Path) 
         until(page, "shape", "b ◀ leads")
         until(page, "shape", "led by b")
         until(page, "log", "b leads, after a: stable(")
+        until(page, "attention", "a has brought nothing new for 1")  # its worker takes a minute
+        until(page, "headline", "1 quiet replica")
+        until(page, "shape", "joined, quiet")
         page.wait_for_function(
             "() => !document.querySelector('tr[data-replica=\"a\"] [data-label=behind]')"
             ".innerText.startsWith('0')"
@@ -237,6 +240,51 @@ def test_each_decision_is_made_by_a_real_worker_and_only_with_its_token(
         until(page, "cutover", "not today")
         page.wait_for_timeout(2_000)
         assert page.evaluate("window.owned") is None
+
+
+def test_what_a_guard_holds_and_whom_one_quarantines_is_resolved_from_the_page(
+    real: RealMerge, tmp_path: Path
+) -> None:
+    merge, far = real.merge, BEGINNING + 10**8
+    merge.topics["d"] = f"{merge.name}.d"
+    merge.extra["guards"] = {"max_leap": 10_000 * STEP, "patience_seconds": None}
+    merge.write()
+    real.start(("a", 30), ("b", 30))
+    with watching(real, tmp_path) as dashboard, opened(dashboard) as page:
+        until(page, "headline", "all is well")
+        merge.publish("c", [Stable(far)])
+        until(page, "attention", "c: the guard “leap” holds a stable")
+        until(page, "attention", "(partition 0, offset 0): stable(")
+        until(page, "attention", "What to do: wait until another replica has come as far")
+        until(page, "attention", "It waits for a: ")
+        page.wait_for_selector('tr[data-replica="c"]:has-text("▲")')
+        assert "led by c" not in panel(page, "headline")
+
+        page.click('[data-act="quarantine"][data-replica="c"]')
+        page.wait_for_selector(".lm-confirm")
+        page.fill(".lm-field-reason input", "it leaps")
+        page.fill(".lm-token input", TOKEN)
+        assert confirm(page).startswith("version 2")
+        page.click("text=Close")
+        until(page, "attention", "in quarantine: it leaps")
+        assert "the guard" not in panel(page, "attention")
+
+        merge.publish("d", [Stable(time.time_ns() // 10**6 + 10**10)])
+        page.wait_for_selector('tr[data-replica="d"]:has-text("quarantined")')
+        assert "ahead of the wall clock" in row(page, "d")
+        until(page, "log", "quarantine d, by guard: clock_skew")
+        for replica in "cd":
+            page.click(f'[data-act="release"][data-replica="{replica}"]')
+            page.wait_for_selector(".lm-confirm")
+            assert confirm(page).startswith("version ")
+            page.click("text=Close")
+            page.wait_for_selector(".q-dialog", state="detached")
+            page.wait_for_selector(f'tr[data-replica="{replica}"]:has-text("joined")')
+        merge.publish("c", [Stable(BEGINNING)])  # what it had sent does not count any more
+        page.wait_for_function(
+            "() => !/the guard|in quarantine/.test("
+            "document.querySelector('[data-panel=attention]').innerText)"
+        )
 
 
 def test_findings_open_their_evidence(real: RealMerge, tmp_path: Path) -> None:
