@@ -141,8 +141,8 @@ def _replicas(view: MergeView, quiet: Collection[str]) -> list[Box]:
         )
         for each in drawn
     ]  # fmt: skip
-    for (tone, mark, word), count in left.most_common(3):
-        boxes.append(Box(f"{count} more", word, tone, mark))
+    for (tone, mark, state), count in left.most_common(3):
+        boxes.append(Box(f"{count} more", state, tone, mark))
     return boxes
 
 

@@ -1,6 +1,7 @@
 """Colours: lines that people who see few colours can tell apart, and words that can be read."""
 
 import itertools
+import math
 import re
 from pathlib import Path
 
@@ -60,7 +61,7 @@ def lab(light: Colour) -> Colour:
 
 def distance(one: str, other: str, sight: str) -> float:
     first, second = (lab(seen(light_of(each), sight)) for each in (one, other))
-    return sum((a - b) ** 2 for a, b in zip(first, second, strict=True)) ** 0.5
+    return math.dist(first, second)
 
 
 @pytest.mark.parametrize("sight", SIGHT)
