@@ -1,12 +1,12 @@
 """Asks workers and queries how they are, as `lmerge watch` does, without being a burden to them.
 
 Theory
-    `/status` is asked for each second at best. A worker is left alone for a hundred times as long
-    as an answer costs it, thirty seconds at the most: so being asked costs it a hundredth of a
-    core. What it costs is estimated: by the rows of each task and replica, which a worker makes
-    and leaves out of what it sends us, and by the size; it is never more than the answer took.
-    `/metrics`, which has the memory, is asked for a tenth as often; decisions only when there are
-    new ones.
+    `/status` is asked for each second at best. A worker is left alone for 125 times as long as an
+    answer costs it, thirty seconds at the most. What it costs is estimated: by the rows of each
+    task and replica, which a worker makes and leaves out of what it sends us, and by the size; it
+    is never more than the answer took. `/metrics`, which has the memory, is asked for a tenth as
+    often, and not before 500 times as long as it took has passed; decisions only when there are new
+    ones. So being asked costs a worker a hundredth of a core, by these estimates.
 
 Who owns what
     A `Target` owns its HTTP client. Nothing but GET is sent from here.
@@ -16,6 +16,7 @@ What happens when nobody answers
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,12 +28,14 @@ __all__ = ("Answer", "Target", "asking", "pause_after")
 
 _EVERY_SECONDS: Final = 1.0
 _LONGEST_SECONDS: Final = 30.0
-_SHARE: Final = 100.0
+_SHARE: Final = 125.0
 _COST_SECONDS: Final = 0.005
 _COST_OF_A_BYTE: Final = 1e-7
 _COST_OF_A_ROW: Final = 2.5e-5
 _ANSWER_SECONDS: Final = 5.0
 _METRICS_EVERY: Final = 10.0
+_METRICS_SHARE: Final = 500.0
+_METRICS_LONGEST: Final = 300.0
 _DECISIONS: Final = 200
 
 
@@ -41,7 +44,7 @@ def pause_after(took: float, size: int, rows: int = 0) -> float:
     many rows that were made.
 
     >>> pause_after(0.5, 10_000), pause_after(0.5, 50_000, 500), pause_after(9.0, 10_000_000)
-    (1.0, 2.25, 30.0)
+    (1.0, 2.8125, 30.0)
     """
     cost = min(took, _COST_SECONDS + size * _COST_OF_A_BYTE + rows * _COST_OF_A_ROW)
     return min(max(cost * _SHARE, _EVERY_SECONDS), _LONGEST_SECONDS)
@@ -71,7 +74,8 @@ class Target:
     """Of the HTTP client."""
     answer: Answer = field(default_factory=Answer)
     _version: object = None
-    _metrics_at: float = 0.0
+    _metrics_at: float = -math.inf
+    """When they are due."""
 
     async def keep_asking(self, changed: asyncio.Event) -> None:
         """Until it is cancelled; sets `changed` after each answer."""
@@ -99,13 +103,14 @@ class Target:
 
     def _is_away(self, why: str) -> None:
         self.answer.status, self.answer.away, self.answer.pause = None, why, _EVERY_SECONDS
-        self.answer.memory, self._version, self._metrics_at = None, None, 0.0
+        self.answer.memory, self._version, self._metrics_at = None, None, -math.inf
 
     async def _ask_more(self, client: httpx.AsyncClient, status: Mapping[str, Any]) -> None:
         now = time.monotonic()
-        if now - self._metrics_at > max(_METRICS_EVERY, 10 * self.answer.pause):
-            self._metrics_at = now
+        if now >= self._metrics_at:
             text = (await client.get("/metrics")).text
+            rest = min(_METRICS_SHARE * (time.monotonic() - now), _METRICS_LONGEST)
+            self._metrics_at = now + max(_METRICS_EVERY, 10 * self.answer.pause, rest)
             self.answer.memory = _gauge(text, "process_resident_memory_bytes")
         version = status.get("version"), (status.get("control_log") or {}).get("read")
         if "tasks" in status and status.get("control_log") and version != self._version:
