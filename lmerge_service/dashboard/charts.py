@@ -132,6 +132,7 @@ def _line(name: str, points: Points, scale: Any, colour: str, dash: str) -> Opti
     return {
         "type": "line", "name": printable(name), "data": line(points, scale),
         "showSymbol": False, "connectNulls": False, "symbolSize": 7,
+        "encode": {"x": 0, "y": 1, "tooltip": [1]},
         "lineStyle": {"width": 1.8, "type": dash}, "itemStyle": {"color": colour},
     }  # fmt: skip
 

@@ -1,5 +1,6 @@
 """The page in a real browser over a real merge: Kafka, workers, and replicas that are killed."""
 
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -111,6 +112,9 @@ def test_each_panel_while_the_leader_is_killed(real: RealMerge, tmp_path: Path) 
             assert any(each is not None for values in drawn.values() for each in values), named
         page.hover(".race canvas")
         page.wait_for_selector('.race div:has-text("the output")')
+        hovered = page.locator('.race div:has-text("the output")').last.inner_text()
+        times = re.findall(r"[0-9-]+ [0-9:]+", hovered)
+        assert [each[:10] for each in times] == ["2023-11-14"], "the stream's, and no other"
         page.click('button:has-text("1 min")')
         page.wait_for_timeout(2_500)
         axis = chart(page, ".race")["xAxis"][0]
