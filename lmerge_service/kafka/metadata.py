@@ -10,7 +10,7 @@ import base64
 import uuid
 from collections.abc import Sequence
 from io import BytesIO
-from typing import Any
+from typing import Any, Final
 
 from aiokafka.protocol.abstract import AbstractType
 from aiokafka.protocol.api import Request, RequestStruct, Response
@@ -25,7 +25,10 @@ from aiokafka.protocol.types import (
     TaggedFields,
 )
 
-__all__ = ("TopicsRequest", "Uuid")
+__all__ = ("TOPIC_IDS_VERSION", "TopicsRequest", "Uuid")
+
+TOPIC_IDS_VERSION: Final = 10
+"""Of the request, from which on answers have ids."""
 
 _ANY = b"\0" * 16  # Kafka's zero id: none is given
 
@@ -47,7 +50,7 @@ class Uuid(AbstractType[str | None]):  # type: ignore[misc]
 
 class _Response(Response):  # type: ignore[misc]
     API_KEY = 3
-    API_VERSION = 10
+    API_VERSION = TOPIC_IDS_VERSION
     SCHEMA = Schema(
         ("throttle_time_ms", Int32),
         (
@@ -94,7 +97,7 @@ class _Response(Response):  # type: ignore[misc]
 class _Request(RequestStruct):  # type: ignore[misc]
     FLEXIBLE_VERSION = True
     API_KEY = 3
-    API_VERSION = 10
+    API_VERSION = TOPIC_IDS_VERSION
     RESPONSE_TYPE = _Response
     SCHEMA = Schema(
         (

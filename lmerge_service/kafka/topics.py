@@ -39,7 +39,7 @@ from lmerge_service.kafka.connection import (
     lacking,
     patient,
 )
-from lmerge_service.kafka.metadata import TopicsRequest
+from lmerge_service.kafka.metadata import TOPIC_IDS_VERSION, TopicsRequest
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.starting import started
 
@@ -141,6 +141,13 @@ class Topics:
             lambda: self._client.ask(TopicsRequest([])), "asking which brokers there are"
         )
         return sorted(int(broker["node_id"]) for broker in answer.to_object()["brokers"])
+
+    async def return_ids(self) -> bool:
+        """Whether brokers know topics by their ids: those from Kafka 2.8 on do."""
+        answer = await patient(
+            lambda: self._client.ask(TopicsRequest([])), "asking for the brokers' version"
+        )
+        return bool(answer.API_VERSION >= TOPIC_IDS_VERSION)
 
     async def partitions(
         self, names: Iterable[str], *, seconds: float | None = None

@@ -74,6 +74,10 @@ class Covered:
         """Both cover all that was published, so that nothing of the log is needed."""
         return len(self.snapshots) > 1 and self.snapshots[1].records >= self.published
 
+    def is_short(self, begins: int) -> bool:
+        """Part of what the older snapshot needs is gone, where the log begins at an offset."""
+        return begins > self.needed > 0 and not self.is_whole
+
 
 class RetainingTask(Protocol):
     """A task that is led here."""
@@ -186,8 +190,7 @@ class Retention:
         if lifetime >= 0 and len(covered.snapshots) > 1 and not is_whole:
             age = self._unix_ns() // 1_000_000 - covered.snapshots[1].taken
             margin = max(0.0, (lifetime - age) / 1_000)
-        is_short = begins > needed > 0 and not is_whole
-        return KeptOutput(begins, needed, held_by, margin, is_short)
+        return KeptOutput(begins, needed, held_by, margin, covered.is_short(begins))
 
     async def _trim(
         self,

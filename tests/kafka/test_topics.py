@@ -68,6 +68,7 @@ def test_ids_and_widths_of_many_topics_come_together_and_missing_ones_are_left_o
             await topics.ensure(narrow)
             await topics.ensure(wide, partitions=12)
             assert await topics.partitions([wide, missing]) == {wide: 12}
+            assert await topics.return_ids()
             return await topics.describe([narrow, wide, missing])
 
     narrow, wide, missing = (topic_name(stem) for stem in ("narrow", "wide", "missing"))
@@ -96,6 +97,7 @@ def test_without_ids_the_widths_are_known(monkeypatch: pytest.MonkeyPatch) -> No
             return old(0, [], "c", 1, [(0, "a", False, [partition]), (3, "b", False, [])])
 
         monkeypatch.setattr(topics._admin._client, "ask", answer)
+        assert not await topics.return_ids()
         return await topics.describe(["a", "b"])
 
     assert run(described()) == {"a": TopicInfo(None, 1)}

@@ -226,6 +226,39 @@ def test_an_output_that_rests_on_snapshots_of_which_none_is_whole_is_an_error() 
     assert found(nothing, 9, "damaged").startswith("ok"), "nothing of it was published yet"
 
 
+def test_an_output_of_which_one_snapshot_alone_recovers_is_a_warning() -> None:
+    """What Kafka has deleted is needed by the older one, as retention.bytes may have it."""
+    latest, older = (
+        SnapshotPlace(slot, 5, 10, 20, 3, 1_000, "00", 5, output, output)
+        for slot, output in enumerate((80, 60))
+    )
+    commit = CommitRecord(merge="m", transaction=9, output_records=100, snapshots=(latest, older))
+
+    def found(commit: CommitRecord, begins: int) -> str:
+        task = Inspected(0, commit, tuple(Checked(each, None) for each in commit.snapshots))
+        (only,) = examination._of_task(topology(), task, {0: begins})
+        return str(only)
+
+    assert found(commit, 60).startswith("ok")
+    short = found(commit, 61)
+    assert short.startswith("warning  task 0: the output begins at offset 61, and the older of its")
+    assert "needs it from 60 on; the latest one alone recovers" in short
+    assert found(replace(commit, output_records=60), 61).startswith("ok"), "it covers all there is"
+    assert found(replace(commit, snapshots=(latest,)), 61).startswith("ok"), "there is no older one"
+
+
+def test_brokers_are_to_be_three_and_to_know_topics_by_their_ids() -> None:
+    def found(brokers: int, *, has_ids: bool) -> list[str]:
+        return [str(each) for each in examination._of_kafka(topology(), brokers, has_ids=has_ids)]
+
+    assert found(3, has_ids=True) == ["ok       Kafka at 127.0.0.1:1: 3 brokers"]
+    (few,) = found(1, has_ids=True)
+    assert few.startswith("warning  Kafka at 127.0.0.1:1: 1 broker; the loss of one stops")
+    (old,) = found(3, has_ids=False)
+    assert "older than Kafka 2.8, and returns no topic ids; upgrade it" in old
+    assert len(found(1, has_ids=False)) == 2
+
+
 def test_the_line_of_a_diagnosis_ends_with_what_to_do() -> None:
     found = Diagnosis(Severity.ERROR, "topic t", "it is gone", "bring it back")
     assert str(found) == "error    topic t: it is gone; bring it back"

@@ -17,6 +17,7 @@ from lmerge_service.merge.doctor.diagnosis import Diagnosis, counted, fine, warn
 from lmerge_service.merge.doctor.own_topics import CONFIG_KEYS, own_topic
 from lmerge_service.merge.doctor.samples import Sample, sampled, samples_of
 from lmerge_service.merge.inspection import Inspected, inspect
+from lmerge_service.merge.retention import Covered
 
 __all__ = ("examine",)
 
@@ -35,7 +36,8 @@ async def examine(
     """
     async with cluster.topics() as topics:
         brokers = len(await topics.brokers())
-        yield _of_kafka(topology, brokers)
+        for each in _of_kafka(topology, brokers, has_ids=await topics.return_ids()):
+            yield each
         yield _of_engine(topology)
         own = list(topology.output.own_topics)
         replicas = [each.topic for each in topology.replicas]
@@ -79,16 +81,23 @@ async def _replica(
     return [*samples_of(topology, replica, details, samples, unix_ms=unix_ms), *found]
 
 
-def _of_kafka(topology: Topology, brokers: int) -> Diagnosis:
+def _of_kafka(topology: Topology, brokers: int, *, has_ids: bool) -> Iterator[Diagnosis]:
     subject = f"Kafka at {topology.kafka.bootstrap}"
-    if brokers >= _ENOUGH_BROKERS:
-        return fine(subject, counted(brokers, "broker"))
-    return warned(
-        subject,
-        counted(brokers, "broker"),
-        "the loss of one stops the merge; three, with replication 3 and min.insync.replicas 2, "
-        "live through it",
-    )
+    if not has_ids:
+        yield warned(
+            subject,
+            "a broker is older than Kafka 2.8, and returns no topic ids",
+            "upgrade it: a topic that is deleted and recreated may be taken for the one it was",
+        )
+    if brokers < _ENOUGH_BROKERS:
+        yield warned(
+            subject,
+            counted(brokers, "broker"),
+            "the loss of one stops the merge; three, with replication 3 and min.insync.replicas 2, "
+            "live through it",
+        )
+    elif has_ids:
+        yield fine(subject, counted(brokers, "broker"))
 
 
 def _of_engine(topology: Topology) -> Diagnosis:
@@ -158,6 +167,12 @@ def _rests_on_snapshots(task: Inspected, begins: Mapping[int, int]) -> bool:
     return published and begins.get(task.partition, 0) > commit.output.offset
 
 
+def _is_short(commit: CommitRecord, begins: int) -> bool:
+    """Part of what the older of two snapshots needs is gone."""
+    covered = Covered(commit.snapshots, commit.output_records, commit.output.offset)
+    return len(commit.snapshots) > 1 and covered.is_short(begins)
+
+
 def _of_task(topology: Topology, task: Inspected, begins: Mapping[int, int]) -> Iterator[Diagnosis]:
     subject, commit = f"task {task.partition}", task.commit
     if commit is None:
@@ -174,6 +189,13 @@ def _of_task(topology: Topology, task: Inspected, begins: Mapping[int, int]) -> 
             f"the output begins at offset {begins[task.partition]}, and none of "
             f"{len(task.snapshots)} snapshots can be used",
             "a worker that starts now ends with 4; `lmerge restart-output` shows how to go on",
+        )
+    elif _is_short(commit, begins.get(task.partition, 0)):
+        yield warned(
+            subject,
+            f"the output begins at offset {begins[task.partition]}, and the older of its two "
+            f"snapshots needs it from {commit.snapshots[1].output} on",
+            "the latest one alone recovers: raise the topic's retention.ms or retention.bytes",
         )
     else:
         of = f" of incarnation {commit.output.incarnation}" if commit.output.incarnation else ""
