@@ -1,7 +1,8 @@
 """The table of a stream: every answer is the oracle's, whatever was killed, compacted, repeated."""
 
+import asyncio
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,6 +18,10 @@ from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.errors import ConfigurationError, StateError
 from lmerge_service.formats.bulk import Rule
+from lmerge_service.formats.wire import encode
+from lmerge_service.kafka.connection import Connection
+from lmerge_service.kafka.source import TopicPartition
+from lmerge_service.kafka.topics import Topics
 from lmerge_service.spark.io.elements import write_elements
 from lmerge_service.spark.io.places import JsonFiles, ParquetFiles, ReadTopics, WrittenTopic
 from lmerge_service.spark.table import compact, known_at, true_at, update_table
@@ -24,7 +29,7 @@ from lmerge_service.spark.table.delta import created, existing, newest, writing
 from lmerge_service.spark.table.progress import Progress
 from lmerge_service.spark.table.read import Known, answer
 from lmerge_service.spark.table.versions import HISTORY, LIVE
-from lmerge_service.tdb import TDB
+from lmerge_service.tdb import TDB, Event
 from tests.spark.histories import (
     EPOCH,
     Record,
@@ -35,7 +40,7 @@ from tests.spark.histories import (
     store,
     true_of,
 )
-from tests.spark.records import make_topic
+from tests.spark.records import Sent, make_topic, send
 
 A_FEW = max(1, settings().max_examples // 50)
 """Each makes a table of thirty streams in several updates."""
@@ -473,6 +478,41 @@ def test_a_topic_is_read_once_and_followed(
     assert by_arrow(path, None, middle) == known_by_offset(records, {0: 74})
     times = [each.time for each in first.table.reached.values()]
     assert by_arrow(path, 20, max(times)) == true_of(known_by_offset(records, {0: 74}), 20)
+
+
+@pytest.mark.full
+def test_a_topic_that_forgets_is_followed_as_long_as_nothing_is_missing(
+    spark: SparkSession, bootstrap: str, topic_name: Callable[..., str], tmp_path: Path
+) -> None:
+    """What was read may go; a table never skips what it has not read, nor begins in the middle."""
+    topic, path = topic_name("merged"), str(tmp_path / "table")
+    source, events = ReadTopics(bootstrap, topic), [Insert(f'"{n}"', n, n + 9) for n in range(9)]
+    make_topic(bootstrap, topic)
+    send_elements(bootstrap, topic, events[:3])
+    update_table(spark, source, path)
+    trim(bootstrap, topic, 3)
+    send_elements(bootstrap, topic, events[3:6])
+    assert update_table(spark, source, path).table.reached[0].next == 6
+    assert by_arrow(path, None) == TDB(Event(e.payload, e.vs, e.ve) for e in events[:6])
+    send_elements(bootstrap, topic, events[6:])
+    trim(bootstrap, topic, 7)
+    begins = f"^{topic}-0 begins at offset 7"
+    with pytest.raises(StateError, match=f"{begins}, and was read up to 6: what lay between is"):
+        update_table(spark, source, path)
+    with pytest.raises(StateError, match=f"{begins}: what was before is gone, and a table needs"):
+        update_table(spark, source, str(tmp_path / "another"))
+
+
+def send_elements(bootstrap: str, topic: str, elements: Sequence[Element]) -> None:
+    send(bootstrap, topic, [Sent(encode(each)) for each in elements])
+
+
+def trim(bootstrap: str, topic: str, before: int) -> None:
+    async def delete() -> None:
+        async with Topics(Connection(bootstrap)) as topics:
+            await topics.trim({TopicPartition(topic, 0): before})
+
+    asyncio.run(delete())
 
 
 def test_a_topic_that_was_made_anew_is_not_taken_for_the_one_it_was(
