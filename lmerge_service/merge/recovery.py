@@ -22,7 +22,9 @@ Theory
 
 What is missing
     If a replica cannot be followed (its topic is gone, recreated, or begins too late) it is not
-    merged any more, and the others go on. If the output cannot be followed there is no state.
+    merged any more, and the others go on. Where a state that is older than the latest snapshot
+    lacks records of a replica, that snapshot may have them merged, so that it is tried first. If
+    the output cannot be followed there is no state.
 
 Who owns what
     The `Source` is borrowed; its positions are undefined afterwards.
@@ -246,7 +248,8 @@ class Recovery:
         is another.
 
         Raises:
-            StateError: see `follow`; `recover` may still find a way.
+            StateError: see `follow`, and a replica has lost what is missing in a state that is
+                older than the latest snapshot; `recover` may still find a way.
         """
         if commit is not None:
             _require_incarnation(state, commit)
@@ -254,7 +257,9 @@ class Recovery:
             newest = await self._from_snapshot(commit.snapshots[0], commit, fenced=fenced)
             if newest is not None:
                 return newest
-        await self.follow(state, commit, fenced=fenced, joint=None if fenced else self._joint)
+        whole = commit is not None and _newer_snapshot(state, commit) is not None
+        joint = None if fenced else self._joint
+        await self.follow(state, commit, fenced=fenced, joint=joint, whole=whole)
         return state
 
     async def _from_snapshot(
@@ -302,19 +307,21 @@ class Recovery:
         *,
         fenced: bool,
         joint: JointReplay | None = None,
+        whole: bool = False,
     ) -> None:
         """Advances to a later commit record (None: there is none, but there may be output). With
-        `joint`, some of the input may be left for the next time.
+        `joint`, some of the input may be left for the next time. A replica that has lost records
+        which are to be replayed is excluded, unless the state has to be `whole`.
 
         Raises:
-            StateError: the output does not contain the records that the commit record counts; the
-                state is undefined.
+            StateError: the output does not contain the records that the commit record counts, or
+                the state is not whole; it is undefined.
         """
         await self._load_output(state, commit, fenced=fenced)
         if commit is None or (not fenced and self._has_followed(state, commit)):
             return
         merging = await self._reconcile(state, commit.replicas, joint)
-        await self._replay_input(state, merging, joint)
+        await self._replay_input(state, merging, joint, whole=whole)
         state.transaction, state.decided = commit.transaction, commit.decided
         state.quarantined, state.snapshots = dict(commit.quarantined), commit.snapshots
         state.diverged, state.table = commit.diverged, commit.table
@@ -494,6 +501,8 @@ class Recovery:
         state: TaskState,
         standings: Mapping[str, ReplicaCheckpoint],
         joint: JointReplay | None,
+        *,
+        whole: bool,
     ) -> None:
         """Replays the records that were merged up to the commit record."""
         upto = {
@@ -503,11 +512,13 @@ class Recovery:
         }
         alone = upto if joint is None else joint.alone(state, upto)
         if alone:
-            await self._replay_alone(state, alone)
+            await self._replay_alone(state, alone, whole=whole)
         if joint is not None:
             await joint.advance(state)
 
-    async def _replay_alone(self, state: TaskState, upto: Mapping[TopicPartition, int]) -> None:
+    async def _replay_alone(
+        self, state: TaskState, upto: Mapping[TopicPartition, int], *, whole: bool
+    ) -> None:
         replicas = state.replicas
         begins, ends = (
             await self._source.beginnings(list(upto)),
@@ -519,13 +530,13 @@ class Recovery:
             start = at.next[tp.partition]
             if start < end and begins[tp] > start:
                 why = f"begins at offset {begins[tp]}, and {start} is needed to rebuild the merge"
-                replicas.exclude(at.name, why)
+                _exclude(state, at.name, why, whole=whole)
             elif ends[tp] < end:
                 replicas.exclude(at.name, f"holds {ends[tp]} records, and {end} were merged")
         while not await self._replayed(state, upto):
             for tp, why in self._source.lost.items():
                 if (lost := replicas.merging(tp)) is not None:
-                    replicas.exclude(lost.name, f"partition {tp.partition} {why}")
+                    _exclude(state, lost.name, f"partition {tp.partition} {why}", whole=whole)
         for tp in replicas.positions().keys() & upto.keys():
             replicas.arrive(tp, upto[tp])
 
@@ -544,6 +555,17 @@ class Recovery:
                 raise
             return False
         return True
+
+
+def _exclude(state: TaskState, name: str, why: str, *, whole: bool) -> None:
+    """Goes on without a replica that has lost records, unless the state has to be `whole`.
+
+    Raises:
+        StateError: it has to be.
+    """
+    if whole:
+        raise StateError(f"replica {name} {why}: a snapshot may have it merged")
+    state.replicas.exclude(name, why)
 
 
 def _require_incarnation(state: TaskState, commit: CommitRecord) -> None:
@@ -569,10 +591,16 @@ def _attachment(of: ReplicaState | ReplicaCheckpoint) -> tuple[int, int, str | N
     return of.since, of.epoch, of.topic_id
 
 
+def _newer_snapshot(state: TaskState, commit: CommitRecord) -> SnapshotPlace | None:
+    """The commit record's latest snapshot, if it is of a later state than this one."""
+    newest = next(iter(commit.snapshots), None)
+    return None if newest is None or newest.transaction <= state.transaction else newest
+
+
 def _prefers_snapshot(state: TaskState, commit: CommitRecord) -> bool:
     """Whether a state is so old that to restore the commit record's latest snapshot is less work
     than to follow from the state to it. The records between are estimated by transactions."""
-    if not commit.snapshots or (newest := commit.snapshots[0]).transaction <= state.transaction:
+    if (newest := _newer_snapshot(state, commit)) is None:
         return False
     behind = 0
     for name, standing in commit.replicas.items():

@@ -467,6 +467,39 @@ def test_a_standby_that_has_rested_goes_on_from_a_newer_snapshot_and_without_it_
 
 
 @pytest.mark.full
+def test_a_standby_that_lacks_what_a_replica_has_lost_goes_on_from_a_newer_snapshot(
+    merge: Merge,
+) -> None:
+    """As one that stood still for longer than the replica's topic keeps anything. It went on
+    without that replica, also when it led."""
+
+    async def played(early: CommitRecord, late: CommitRecord) -> None:
+        async with AsyncExitStack() as stack:
+            recovery = await recovery_of(merge, stack)
+            first, other = [await recovery.recover(early, fenced=False) for _ in range(2)]
+            await truncate(merge, "a", 5)
+            lost = "replica a begins at offset 5, and 2 is needed .*: a snapshot may have it merged"
+            with pytest.raises(StateError, match=lost):
+                await recovery.advanced(first, late, fenced=False)
+            state = await recovery.recover(late, fenced=False)
+            assert "a" in state.replicas.merged
+            older = replace(late, snapshots=early.snapshots)
+            await recovery.advanced(other, older, fenced=False)
+            assert "begins at offset 5" in str(other.replicas.states["a"].excluded)
+
+    with merge.worker() as worker:
+        worker.wait_until_running()
+        merge.publish("a", [ETERNAL, Stable(10)])
+        merge.wait_until_committed("a", 2)
+        early = last_commit(merge)
+        merge.publish("a", [SHORT, LATER, Stable(20)])
+        merge.wait_until_committed("a", 5)
+        late = wait_for_snapshots(merge, worker, beyond=last_commit(merge).transaction)
+        worker.kill()
+    asyncio.run(asyncio.wait_for(played(early, late), 30))
+
+
+@pytest.mark.full
 def test_a_replica_that_was_merged_anew_is_merged_anew_by_who_follows(merge: Merge) -> None:
     """As after its topic could not be seen for a while: the same topic, the same attachment, and
     the operator has forgotten all of it."""

@@ -11,30 +11,39 @@ Theory
     the weather stays, but nobody is killed any more, and what remains must come to its end.
 
     Meanwhile the state topic is compacted, and snapshots in it go bad: of marks, which the broker
-    must keep, nothing is lost.
+    must keep, nothing is lost. Kafka deletes what is old by itself, of the output and of replicas'
+    topics, whatever anybody reads at that moment: up to what the latest snapshots cover.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from random import Random
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, cast
 
 from lmerge_service.config.topology import Topology
 from lmerge_service.drills.records import CommittedRecord
 from lmerge_service.elements import INFINITY, Element, Insert, Stable
-from lmerge_service.errors import LMergeError, LostOutputError, TransportError
+from lmerge_service.errors import LMergeError, LostOutputError, StateError, TransportError
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import encode
-from lmerge_service.kafka.source import TopicPartition
-from lmerge_service.merge.commit_record import COMMIT_KEY, CommitRecord
+from lmerge_service.kafka.source import Source, TopicPartition
+from lmerge_service.merge.commit_record import (
+    COMMIT_KEY,
+    CommitRecord,
+    ReplicaCheckpoint,
+    SnapshotPlace,
+)
+from lmerge_service.merge.snapshots.reading import read_snapshot
+from lmerge_service.merge.task_state import OpenedState
 from lmerge_service.service.worker import Worker
 from tests.simulation.adapter import build, work
+from tests.simulation.clients import MemorySource
 from tests.simulation.memory import Broker, Message, Producer
 from tests.simulation.network import Network, Weather
 
-__all__ = ("LINGERING_SECONDS", "Decay", "Publisher", "Repetition", "Supervisor")
+__all__ = ("LINGERING_SECONDS", "Decay", "Deletion", "Publisher", "Repetition", "Supervisor")
 
 LINGERING_SECONDS: Final = (25.0, 50.0)
 Repetition: TypeAlias = Literal["repeats", "lives"]
@@ -358,12 +367,90 @@ class Decay:
 
     def _is_spare(self, record: CommittedRecord) -> bool:
         """It is of the latest snapshot, and the one before is whole."""
-        tp = TopicPartition(record.topic, record.partition)
-        mark = self.broker.last(tp, COMMIT_KEY)
-        places = () if mark is None else CommitRecord.of(mark.value).snapshots
+        places = commit_of(self.broker, self.topology, record.partition).snapshots
         if len(places) < 2 or self.spoilt.intersection(each.digest for each in places):
+            return False
+        if self.broker.beginning(TopicPartition(self.topology.output.topic, record.partition)) > (
+            places[1].output
+        ):
             return False
         spare = places[0].first <= record.offset <= places[0].last
         if spare:
             self.spoilt.add(places[0].digest)
         return spare
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """Kafka's own, by `retention.ms` or `retention.bytes`: from any moment on, the logs of the
+    output and of replicas' topics begin anywhere up to what snapshots cover."""
+
+    topology: Topology
+    broker: Broker
+    chance: Random
+    seen: Counter[str]
+    spoilt: Set[str]
+    """The digests of snapshots that are damaged."""
+    sources: bool
+    """Replicas' topics lose their beginning, too: none of them is to be merged from there once
+    more."""
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        output = self.topology.output
+        while True:
+            await asyncio.sleep(self.chance.expovariate(1 / 8))
+            if self.broker.describe(output.state_topic) is None:
+                continue
+            standings: list[Mapping[str, ReplicaCheckpoint]] = []
+            for partition in range(output.partitions):
+                whole = self._whole(partition)
+                if whole:
+                    self._delete(TopicPartition(output.topic, partition), whole[0].output)
+                found = [await self._standing(partition, each) for each in whole]
+                standings += [each for each in found if each is not None] or [{}]
+            if self.sources:
+                self._delete_sources(standings)
+
+    def _whole(self, partition: int) -> list[SnapshotPlace]:
+        """The snapshots by which a task may recover, the latest first."""
+        places = commit_of(self.broker, self.topology, partition).snapshots
+        return [each for each in places if each.digest not in self.spoilt]
+
+    async def _standing(
+        self, partition: int, place: SnapshotPlace
+    ) -> Mapping[str, ReplicaCheckpoint] | None:
+        """The replicas that a snapshot has merged; None: a later one has taken its place."""
+        opened, source = OpenedState(), MemorySource(Network(self.broker, self.chance))
+        tp = TopicPartition(self.topology.output.state_topic, partition)
+        try:
+            await read_snapshot(cast(Source, source), tp, place, opened)
+        except StateError:
+            return None
+        return opened.commit.replicas
+
+    def _delete(self, tp: TopicPartition, most: int) -> bool:
+        """Whether anything was there to delete."""
+        begins = self.broker.beginning(tp)
+        self.broker.truncate(tp, self.chance.randint(begins, max(begins, most)))
+        self.seen["deleted by Kafka"] += (deletes := self.broker.beginning(tp) > begins)
+        return deletes
+
+    def _delete_sources(self, standings: Sequence[Mapping[str, ReplicaCheckpoint]]) -> None:
+        """Of replicas that all snapshots have merged, what each task has that reads it."""
+        for name in sorted(set(standings[0]).intersection(*standings[1:])):
+            nexts: dict[TopicPartition, int] = {}
+            for standing in standings:
+                topic = standing[name].topic
+                for number, each in standing[name].partitions.items():
+                    tp = TopicPartition(topic, number)
+                    nexts[tp] = min(each.next, nexts.get(tp, each.next))
+            for tp, most in nexts.items():
+                self.seen["deleted of replicas"] += self._delete(tp, most)
+
+
+def commit_of(broker: Broker, topology: Topology, partition: int) -> CommitRecord:
+    """A task's last commit record."""
+    tp = TopicPartition(topology.output.state_topic, partition)
+    mark = broker.last(tp, COMMIT_KEY)
+    return CommitRecord() if mark is None else CommitRecord.of(mark.value)

@@ -6,11 +6,11 @@ Theory
     Three replicas present one logical stream, each in its own way, to topics of one to three
     partitions each. The output has one to three of its own, which as many workers share. Everything
     else is chance: how replicas publish, whether they leave transactions open, repeat themselves
-    for ever or end too early, how often workers are killed and where, how bad the
-    network is, whether snapshots are taken and spoilt, and what people decide meanwhile. When the
-    output has ended, the topics are handed to the judge (`drills.history`), with what is so as the
-    reference, and with what the decisions mean for it. An output that does not end within an hour
-    of virtual time is a finding too, and so is a worker that gives up.
+    for ever or end too early, how often workers are killed and where, how bad the network is,
+    whether snapshots are taken and spoilt, where logs begin, and what people decide meanwhile. When
+    the output has ended, the topics are handed to the judge (`drills.history`), with what is so as
+    the reference, and with what the decisions mean for it. An output that does not end within an
+    hour of virtual time is a finding too, and so is a worker that gives up.
 """
 
 import asyncio
@@ -36,7 +36,13 @@ from lmerge_service.formats.wire import encode
 from lmerge_service.merge.findings.evidence import Evidence, NotificationKind
 from lmerge_service.workloads.lifetime import Life
 from tests.service.cluster import crc32, logical, meaning, replica_streams
-from tests.simulation.actors import LINGERING_SECONDS, Decay, Publisher, Supervisor
+from tests.simulation.actors import (
+    LINGERING_SECONDS,
+    Decay,
+    Deletion,
+    Publisher,
+    Supervisor,
+)
 from tests.simulation.adapter import machine
 from tests.simulation.disasters import Disasters, Restarter, wrong_in_upper_merge
 from tests.simulation.folds import wrong_folds
@@ -153,7 +159,7 @@ class _Play:
         await asyncio.gather(*self.running, return_exceptions=True)
         seconds = asyncio.get_running_loop().time()
         output = self.topology.output.topic
-        whole = (output, self.topology.output.control_topic)
+        whole = {output, self.topology.output.control_topic, *self.publishers}
         topics = tuple(self.broker.topic(name, ever=name in whole) for name in self.broker.names())
         by_name = {topic.name: topic for topic in topics}
         report = check(self._history(by_name))
@@ -301,12 +307,26 @@ class _Play:
         self.late.bears_loss = self.loses
         self._start(self.late.run())
         self._keep_table(Random(f"table {self.seed}"))
+        decay = None
         if chance.random() < 0.5:
             decay = Decay(self.topology, self.broker, Random(chance.random()), self.seen)
             self._start(decay.run())
         # Where one ends early, others must not be taken away.
-        if chance.random() < 0.7 and not self._one_ends_early:
+        if decides := chance.random() < 0.7 and not self._one_ends_early:
             self._start(self._people().run())
+        self._delete(Random(f"deletes {self.seed}"), decay, decides=decides)
+
+    def _delete(self, chance: Random, decay: Decay | None, *, decides: bool) -> None:
+        """Not of an output that does not forget while snapshots go bad: all of them may. Who was
+        detached or in quarantine is merged from the beginning of what its topic has."""
+        keeps = decay is not None and self.topology.output.keep is None
+        if self.loses or keeps or chance.random() < 0.5:
+            return
+        spoilt = frozenset[str]() if decay is None else decay.spoilt
+        deletion = Deletion(
+            self.topology, self.broker, chance, self.seen, spoilt, sources=not decides
+        )
+        self._start(deletion.run())
 
     def _lose(self, chance: Random) -> None:
         self.disasters = Disasters(

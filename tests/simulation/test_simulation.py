@@ -29,6 +29,7 @@ from lmerge_service.merge.decisions.reading import FoundFold
 from lmerge_service.merge.liveness import Liveness
 from lmerge_service.merge.recovery import JointReplay, Recovery
 from lmerge_service.merge.replicas import Replicas, ReplicaState
+from lmerge_service.merge.retention import Covered
 from lmerge_service.merge.snapshots import beginnings
 from lmerge_service.merge.table.rows import Row
 from lmerge_service.merge.table.writer import TableWriter
@@ -66,6 +67,7 @@ def test_whatever_the_schedule_the_output_is_right_and_comes_to_its_end() -> Non
     least |= {"decisions folded": 20, "decisions trimmed": 10, "decisions taken from a fold": 5}
     least |= {"table judged": 3_000, "table loaded": 150, "table whole": 50, "table forgets": 50}
     least |= {"table deleted": 8, "without table": 10}
+    least |= {"deleted by Kafka": 60, "deleted of replicas": 10}
     assert {what: seen[what] for what in least if seen[what] < least[what]} == {}, "it is rare"
 
 
@@ -213,9 +215,11 @@ def test_a_snapshot_without_what_came_after_it_is_found(monkeypatch: pytest.Monk
         state: TaskState,
         standings: Mapping[str, ReplicaCheckpoint],
         joint: JointReplay | None,
+        *,
+        whole: bool,
     ) -> None:
         if state.restored_from is None:
-            await replay_input(self, state, standings, joint)
+            await replay_input(self, state, standings, joint, whole=whole)
         for standing in standings.values():
             for number, mark in standing.partitions.items():
                 state.replicas.arrive(TopicPartition(standing.topic, number), mark.next)
@@ -316,6 +320,33 @@ def test_a_late_reader_that_reads_again_what_its_snapshot_covers_is_found(
 
     monkeypatch.setattr(beginnings, "_behind", start_of)
     assert any("who begins at offset" in each for seed in SEEDS for each in simulate(seed).late)
+
+
+@pytest.mark.full
+def test_an_output_that_is_trimmed_beyond_the_older_snapshot_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The latest one is damaged then, and nothing is left to go on from."""
+
+    def by_the_latest(self: Covered) -> int:
+        return self.snapshots[0].output if self.snapshots else self.begins
+
+    monkeypatch.setattr(Covered, "needed", property(by_the_latest))
+    assert any(each.startswith("LostOutputError") for each in found())
+
+
+@pytest.mark.full
+def test_a_standby_that_goes_on_without_what_a_snapshot_has_merged_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a replica whose topic has lost what the standby has not replayed."""
+    follow = Recovery.follow
+
+    async def anyway(self: Recovery, *rest: Any, whole: bool = False, **how: Any) -> None:
+        await follow(self, *rest, **how)
+
+    monkeypatch.setattr(Recovery, "follow", anyway)
+    assert found()
 
 
 def test_a_fold_that_lacks_something_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
