@@ -7,7 +7,7 @@ Theory
 
     Reading is Python: which event a fact is, or why it is none, is defined there
     (`replicas.facts`), and so is the bucket (`replicas.routing`) and how far a task has come
-    (`replicas.lateness`). What is selected and projected of a source first of all is columns of
+    (`row_lateness`). What is selected and projected of a source first of all is columns of
     Spark's (`queries.sql_text`); where a source has no such prefix, its rows are packed as they are
     read. Each partition of a source is read once, whatever the plan makes of it. A source that has
     no prefix at all goes through an intake first (`intake_bucket`): elements, and facts of which
@@ -40,12 +40,12 @@ from lmerge_service.queries import logical
 from lmerge_service.queries.rows import Kind, Refusal, Schema
 from lmerge_service.queries.sql_text import quoted, sql_text
 from lmerge_service.replicas.facts import END, Fact, FactDecoder, Heartbeat
-from lmerge_service.replicas.lateness import RowReader
 from lmerge_service.replicas.routing import Route
 from lmerge_service.spark.io.elements import headers_text
 from lmerge_service.spark.merge.keys import bucket_keys
 from lmerge_service.spark.queries.intake_bucket import Intake
 from lmerge_service.spark.queries.moves import Letters, Points, Records, Rows, Summary, packed
+from lmerge_service.spark.queries.row_lateness import RowReader
 from lmerge_service.spark.queries.stage_processor import (
     MOVED,
     RECORDS,

@@ -1,7 +1,7 @@
 """One partition of a source whose records cannot be taken in any order, as a function of batches.
 
 Theory
-    Which facts are late is decided from summaries (`replicas.lateness`), so that facts are read by
+    Which facts are late is decided from summaries (`row_lateness`), so that facts are read by
     one task and taken by others. A duplicate is one by all that was in its partition before, and an
     element stands where it stands. So the records of each partition of such a source go to a bucket
     of its own, which does with them what a replica without Spark does: `replicas.inputs` is the

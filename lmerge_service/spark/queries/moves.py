@@ -18,8 +18,8 @@ import msgspec
 
 from lmerge_service.elements import Adjust, Element, Insert, Stable
 from lmerge_service.formats.dead_letters import DeadLetter
-from lmerge_service.replicas.lateness import RowSummary
 from lmerge_service.replicas.routing import Route
+from lmerge_service.spark.queries.row_lateness import RowSummary
 
 __all__ = (
     "Held",

@@ -49,11 +49,11 @@ from lmerge_service.formats.wire import encode
 from lmerge_service.queries import logical
 from lmerge_service.queries.rows import Schema
 from lmerge_service.queries.sql_text import COLUMN_TYPES, sql_text
-from lmerge_service.replicas.lateness import FactsLateness, RowSummary
 from lmerge_service.spark.io.encoding import canonical_payload, record_value
 from lmerge_service.spark.queries.bucket_processor import BucketProcessor
 from lmerge_service.spark.queries.compiling import SourceReader, StagesQuery, facts_frame
 from lmerge_service.spark.queries.moves import Letters, Rows, Summary, packed, unpacked
+from lmerge_service.spark.queries.row_lateness import FactsLateness, RowSummary
 from lmerge_service.spark.queries.stage_processor import letter_columns
 from lmerge_service.spark.queries.stages import Branch
 from lmerge_service.spark.silence import silence_stdout

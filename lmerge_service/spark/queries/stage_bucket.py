@@ -1,7 +1,7 @@
 """One bucket of a stage as a function of batches: rows, summaries and elements in, elements out.
 
 Theory
-    A batch is taken as a whole: of its facts first which are in time (`replicas.lateness`), by
+    A batch is taken as a whole: of its facts first which are in time (`row_lateness`), by
     offsets alone; then all of them in the order of their places; then how far each input is. An
     input that is another stage, or an intake, is as far as the least of all its buckets: their
     number is configured, so that one that has not spoken yet holds it back. All inputs pass the
@@ -25,9 +25,9 @@ import msgspec
 from lmerge_service.core.snapshots import sealed, unsealed
 from lmerge_service.elements import START, Element, Insert, Stable
 from lmerge_service.errors import StateError
-from lmerge_service.replicas.lateness import FactsLateness, RowSummary
 from lmerge_service.spark.queries.moves import Held, Moved, Points, Rows, Summary, unpacked
 from lmerge_service.spark.queries.resuming import ResumedOutput
+from lmerge_service.spark.queries.row_lateness import FactsLateness, RowSummary
 from lmerge_service.spark.queries.stages import Stage
 from lmerge_service.spark.state import Counted, opened_head
 

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmerge_service.elements import INFINITY, START
-from lmerge_service.replicas.lateness import FactsLateness, RowReader, RowSummary
+from lmerge_service.replicas.lateness import TimeReached
+from lmerge_service.spark.queries.row_lateness import FactsLateness, RowReader, RowSummary
 
 NO_TIME = START
 TIMES = st.lists(st.one_of(st.integers(-50, 50), st.just(NO_TIME)), max_size=60)
@@ -61,6 +62,9 @@ def test_what_is_late_does_not_depend_on_pieces_and_batches(
     for time in times:
         expected.append(highest == START or time >= highest - late)
         highest = max(highest, time)
+    reached = TimeReached(late)
+    timed = [place for place, time in enumerate(times) if time > NO_TIME]
+    assert [reached.counts(times[place]) for place in timed] == [expected[place] for place in timed]
     lateness = FactsLateness(late, 1)
     found = []
     for batch in _cut(list(enumerate(times)), rng):
@@ -76,9 +80,9 @@ def test_what_is_late_does_not_depend_on_pieces_and_batches(
             counts = lateness.counts(0, offset, time)
             assert not (counts and time > NO_TIME and time < before), "L2"
             found.append(counts)
-    timed = [place for place, time in enumerate(times) if time > NO_TIME]
     assert [found[place] for place in timed] == [expected[place] for place in timed]
     assert lateness.watermark == (START if highest == START else highest - late)
+    assert lateness.watermark == reached.watermark
 
 
 def test_the_watermark_is_the_least_and_waits_for_partitions_without_facts() -> None:
