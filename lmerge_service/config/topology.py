@@ -15,9 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap, CommentedSeq
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from lmerge_service.config.credentials import ClientTls, Sasl, Secret, ServerTls
 from lmerge_service.config.durations import Seconds
@@ -527,9 +524,11 @@ def load_kafka(path: Path | str, *, bootstrap: str | None = None) -> Kafka:
 
 
 def _load(model: type[M], path: Path | str, bootstrap: str | None, needed: str) -> M:
-    document = _parse(Path(path), needed)
+    from lmerge_service.config.yaml_file import parse  # slow to import, and replicas read no file
+
+    document = parse(Path(path), needed)
     if instead := bootstrap or os.environ.get("LMERGE_BOOTSTRAP"):
-        if not isinstance(document.get("kafka"), CommentedMap):
+        if not isinstance(document.get("kafka"), dict):
             document["kafka"] = {}
         document["kafka"]["bootstrap"] = _checked(instead)
     try:
@@ -547,31 +546,12 @@ def _checked(bootstrap: str) -> str:
         raise ConfigurationError(f"--bootstrap or LMERGE_BOOTSTRAP: {fault}") from None
 
 
-def _parse(path: Path, needed: str) -> Any:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"{path}: cannot read it: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{path}: cannot read it: not UTF-8: {error}") from None
-    try:
-        document = YAML(typ="rt").load(text)
-    except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark is not None else 1
-        raise ConfigurationError(f"{path}:{line}: not YAML: {error.problem}") from None
-    except (YAMLError, ValueError, AssertionError, RecursionError) as error:
-        problem = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigurationError(f"{path}:1: not YAML: {problem}") from None
-    if not isinstance(document, CommentedMap):
-        raise ConfigurationError(f"{path}:1: {needed}")
-    return document
-
-
 def _faults(path: Path | str, document: Any, error: ValidationError) -> list[str]:
+    from lmerge_service.config.yaml_file import line_of
+
     found = [(_written(fault["loc"]), fault) for fault in _faults_of_their_own(error.errors())]
     return [
-        f"{path}:{_line(document, loc)}: {_field(loc)}{_described(fault)}" for loc, fault in found
+        f"{path}:{line_of(document, loc)}: {_field(loc)}{_described(fault)}" for loc, fault in found
     ]
 
 
@@ -601,17 +581,3 @@ def _described(fault: Any) -> str:
 def _field(loc: tuple[int | str, ...]) -> str:
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
     return text.lstrip(".") + ": " if loc else ""
-
-
-def _line(document: Any, loc: tuple[int | str, ...]) -> int:
-    """The line of the deepest part of `loc` that stands in the document, from 1."""
-    line, node = 1, document
-    for part in loc:
-        if isinstance(node, CommentedMap) and part in node:
-            line = node.lc.key(part)[0] + 1
-        elif isinstance(node, CommentedSeq) and isinstance(part, int) and part < len(node):
-            line = node.lc.item(part)[0] + 1
-        else:
-            break
-        node = node[part]
-    return line

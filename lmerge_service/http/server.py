@@ -10,7 +10,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from fastapi import Depends, FastAPI, Request, Response
@@ -20,10 +20,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from lmerge_service.config.topology import Http
 from lmerge_service.errors import EnvironmentMissingError
 from lmerge_service.http.access import HEADER_BYTES, Access, AccessMiddleware
-from lmerge_service.http.api import routes
 from lmerge_service.http.exposition import exposed
 from lmerge_service.http.listener import CONNECTIONS, RequestTimeoutProtocol
-from lmerge_service.merge.decisions.control_log import Control
+
+if TYPE_CHECKING:
+    from lmerge_service.merge.decisions.control_log import Control
 
 __all__ = ("guarded", "observed", "serve")
 
@@ -38,12 +39,14 @@ _HEADERS = [
 def guarded(
     access: Access,
     registry: CollectorRegistry,
-    control: Callable[[], Control | None],
+    control: "Callable[[], Control | None]",
     *,
     reasons: Callable[[], list[str]],
     state: Callable[[], str],
 ) -> FastAPI:
     """The routes of every merging process: those of `observed`, and decisions."""
+    from lmerge_service.http.api import routes  # slow to import, and queries decide nothing
+
     app = observed(access, registry, reasons=reasons, state=state)
     reads, controls = [Depends(access.reads)], [Depends(access.controls)]
     app.include_router(routes(control, reads=reads, controls=controls))

@@ -34,10 +34,9 @@ import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Self
+from typing import TYPE_CHECKING, Self
 from urllib.parse import quote
 
-import httpx
 import structlog
 from pydantic import BaseModel, ValidationError
 
@@ -47,6 +46,9 @@ from lmerge_service.formats.feedback import FeedbackRecord, feedback_topic
 from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import TopicInfo, Topics
+
+if TYPE_CHECKING:
+    import httpx  # slow to import: where it is used
 
 __all__ = ("Feedback", "FeedbackAnswer", "FeedbackBoard", "FeedbackFollower", "HttpFeedback")
 
@@ -290,7 +292,7 @@ class HttpFeedback(_Background):
     `client` brings what the worker asks for: certificates, a token.
     """
 
-    def __init__(self, address: str, *, replica: str, client: httpx.AsyncClient | None = None):
+    def __init__(self, address: str, *, replica: str, client: "httpx.AsyncClient | None" = None):
         super().__init__()
         self.replica = replica
         self.point = START
@@ -312,6 +314,8 @@ class HttpFeedback(_Background):
         return self.point
 
     async def _follow(self) -> None:
+        import httpx
+
         async with contextlib.AsyncExitStack() as stack:
             client = self._client
             if client is None:
@@ -325,7 +329,9 @@ class HttpFeedback(_Background):
                 self.unreachable = None
                 self._ready.set()
 
-    async def _ask(self, client: httpx.AsyncClient, wait: float) -> FeedbackAnswer:
+    async def _ask(self, client: "httpx.AsyncClient", wait: float) -> FeedbackAnswer:
+        import httpx
+
         query: dict[str, str | int | float] = {"above": self.point, "wait": wait}
         try:
             answer = await client.get(self._url, params=query, timeout=wait + _MARGIN_SECONDS)
