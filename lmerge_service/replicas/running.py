@@ -260,7 +260,7 @@ class QueryReplica:
                 self._measure(state)
         finally:
             await transaction.settle()
-        await transaction.finish()
+        await transaction.finish(save=not self._has_ended(state))
         if not self._has_ended(state):
             return False
         self.phase = QueryPhase.ENDED

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
+import structlog
 
 from lmerge_service.elements import Adjust, Element, Insert, Stable
 from lmerge_service.formats.dead_letters import DeadLetter
@@ -37,11 +38,16 @@ from lmerge_service.replicas.snapshots import snapshot
 
 __all__ = ("CommitCounts", "ReplicaTransaction")
 
+log = structlog.get_logger()
+
 _OFFSETS_ONLY_SECONDS: Final = 1.0
 """Offsets without output are committed this often at the most."""
 _OUTBOX_RECORDS: Final = 20_000
 _OUTBOX_BYTES: Final = 32 << 20
 _FINISH_SECONDS: Final = 10.0
+_SAVE_SECONDS: Final = 5.0
+_SAVED: Final = 10_000
+"""Fewer records are processed once more in less time than a snapshot takes."""
 
 
 @dataclass(slots=True)
@@ -243,19 +249,53 @@ class ReplicaTransaction:
         if outbox.records:
             counts.seconds.observe(self._clock() - fetched)
 
-    async def finish(self) -> None:
-        """Commits what is gathered, when the replica stops; bounded in time.
+    async def finish(self, *, save: bool) -> None:
+        """Commits what is gathered, when the replica stops; bounded in time. `save`: also a
+        snapshot, if the next process would have much to process once more.
 
         Raises:
             FencedError, TransportError: the last commit did not take place, as far as is known.
         """
         async with asyncio.timeout(_FINISH_SECONDS):
-            while self._committing is not None or self.waiting or self._moved:
-                if self._committing is not None:
-                    await asyncio.shield(self._committing)
-                    self._committing = None
-                if self.waiting or self._moved:
-                    self._start()
+            await self._drain()
+            if save:
+                try:
+                    async with asyncio.timeout(_SAVE_SECONDS):
+                        await self._save()
+                except TimeoutError:
+                    log.warning("no snapshot at the end", why=f"it takes over {_SAVE_SECONDS:g} s")
+                await self._drain()
+
+    async def _drain(self) -> None:
+        while self._committing is not None or self.waiting or self._moved:
+            await self._step()
+
+    async def _step(self) -> None:
+        """The commit under way is through, or else the next one is started."""
+        if self._committing is None:
+            self._start()
+        else:
+            await asyncio.shield(self._committing)
+            self._committing = None
+
+    async def _save(self) -> None:
+        """A snapshot that is under way comes first: it is of an earlier state."""
+        await self._until_saved()
+        if self._snapshots.behind >= _SAVED:
+            self._snapshots.demand()
+            await self._until_saved()
+
+    async def _until_saved(self) -> None:
+        """No snapshot is under way or due, and a commit record names the last one."""
+        while (
+            self._snapshots.is_taking
+            or (self._snapshots.is_due and self._uncovered)
+            or self.record.snapshots != self._places
+        ):
+            if self._committing is not None or self._is_due:
+                await self._step()
+            else:
+                await self._snapshots.ready()
 
     async def settle(self) -> None:
         """Waits for the commit under way, which was whole before an error; its own is secondary."""

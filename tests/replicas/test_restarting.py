@@ -16,8 +16,12 @@ from lmerge_service.kafka.partitions_sink import PartitionsOutbox, PartitionsSin
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.merge.commit_record import COMMIT_KEY, chunk_key
 from lmerge_service.queries.loading import load
+from lmerge_service.queries.physical import physical
 from lmerge_service.queries.plan import Query
+from lmerge_service.queries.properties import partition_columns
 from lmerge_service.replicas.commit_record import ReplicaCommit, state_topic
+from lmerge_service.replicas.request import ReplicaRequest
+from lmerge_service.replicas.running import QueryPhase, QueryReplica
 from lmerge_service.tdb import TDB, differences, reconstitute
 from tests.replicas.running import (
     QUERIES,
@@ -75,6 +79,13 @@ def run_first_part(
     return facts, to
 
 
+def run_in_process(request: ReplicaRequest, until: Callable[[QueryReplica], bool]) -> QueryReplica:
+    """Runs it here until that holds, and stops it as SIGTERM does."""
+    replica = QueryReplica(request)
+    asyncio.run(replica.run(lambda: until(replica)))
+    return replica
+
+
 def lose_state(bootstrap: str, to: str) -> None:
     async def lose() -> None:
         async with Topics(Connection(bootstrap)) as topics:
@@ -84,6 +95,40 @@ def lose_state(bootstrap: str, to: str) -> None:
 
 
 # Going on
+
+
+@pytest.mark.full
+def test_one_that_is_stopped_leaves_nothing_to_process_once_more(
+    bootstrap: str, topic_name: TopicName
+) -> None:
+    """However long ago its last snapshot was; what is little is processed in less time than that
+    takes."""
+    facts, to = topic_name("calls"), topic_name("windows")
+    given = calls(random.Random(2), 12_000)
+    send_facts(bootstrap, facts, given, partitions=2, ended=False)
+    plan = physical(query("windows"))
+    request = ReplicaRequest(
+        name="windows", query=query("windows").plan, plan=plan, number="1",
+        columns=partition_columns(plan.plan), connection=Connection(bootstrap), to=to,
+        topics={"calls": facts}, partitions=2, batch=500, snapshot_seconds=3_600,
+    )  # fmt: skip
+
+    def has_processed(number: int) -> Callable[[QueryReplica], bool]:
+        return lambda each: (
+            each.transaction is not None and processed(each.transaction.record) >= number
+        )
+
+    short = run_in_process(request, has_processed(500))
+    assert short.counts.snapshots["taken"] == 0
+    long = run_in_process(request, has_processed(len(given)))
+    assert long.counts.snapshots["taken"] == 1
+    again = run_in_process(request, lambda each: each.phase is QueryPhase.RUNNING)
+    assert again.state is not None
+    assert (again.state.replayed, again.counts.snapshots["taken"]) == (0, 0)
+    send_facts(bootstrap, facts, [])
+    with Running(bootstrap, "windows", to, calls=facts) as replica:
+        assert replica.wait() == 0, replica.error
+    assert not differences(tdb_of(bootstrap, to), expected("windows", given))
 
 
 def test_another_plan_takes_the_output_over(bootstrap: str, topic_name: TopicName) -> None:

@@ -97,9 +97,23 @@ class Snapshots:
         early = self._merged >= _RECORDS and not self._turns.under_way
         return early or now >= self._due
 
+    @property
+    def is_taking(self) -> bool:
+        """One is under way."""
+        return self._taking is not None
+
+    @property
+    def behind(self) -> int:
+        """How many records were merged since the last one was begun."""
+        return self._merged
+
     def hasten(self) -> None:
         """The next one is due once the last one has rested."""
         self._due = self._clock()
+
+    def demand(self) -> None:
+        """The next one is due now."""
+        self._due = self._rested = self._clock()
 
     def start(
         self,
