@@ -74,9 +74,10 @@ async def kill_replica(env: Environment, replica: str) -> str:
 
 
 @in_environment
-async def restart_replica(env: Environment, replica: str) -> str:
-    """It continues where it was."""
-    return await env.start_replica(replica)
+async def restart_replica(env: Environment, replica: str, plan: int | None = None) -> str:
+    """It continues where it was; one that runs a query, by another plan if that is given."""
+    changes = {} if plan is None else {"plan": plan}
+    return await env.start_replica(replica, **changes)
 
 
 @in_environment
@@ -376,19 +377,33 @@ async def strike_in_transaction(
     env: Environment,
     request: str,
     moment: Moment = "before",
-    victim: Literal["worker", "broker"] = "worker",
+    victim: Literal["worker", "broker", "replica"] = "worker",
     worker: str = "leader",
+    replica: str = "leader",
     node: Node = None,
 ) -> str:
     """kill -9 of the worker or of the broker (all, or one of several) at a step of the worker's
     transaction: `before` such a request reaches the broker, or `after`, when it has and is not
-    answered yet."""
+    answered yet. Or of a replica that runs a query, at a step of its own transaction."""
     if request not in API_KEYS:
         raise DrillError(f"no request {request!r}: choose from {', '.join(API_KEYS)}")
-    name, struck = env.name_of(worker), asyncio.Event()
+    struck = asyncio.Event()
+    if victim == "replica":
+        slot = env.replica(replica)
+        if slot.plan is None:
+            raise DrillError(f"replica {slot.name} runs no query, so that it has no transactions")
+        name = slot.name
+    else:
+        name = env.name_of(worker)
 
     async def strike() -> bool:
-        await (env.kill_worker(name) if victim == "worker" else env.brokers.kill(node))
+        match victim:
+            case "worker":
+                await env.kill_worker(name)
+            case "replica":
+                await env.kill_replica(name)
+            case "broker":
+                await env.brokers.kill(node)
         struck.set()
         return False  # the connection ends
 

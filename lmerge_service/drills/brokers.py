@@ -50,7 +50,7 @@ class Brokers:
         self.links = {
             name: Proxy(
                 *(partial(self._behind, node, name.upper()) for node in self._numbers),
-                traps=name in workers,
+                traps=name in workers or name in plan.plans,
             )
             for name in (*workers, *plan.replicas)
         }

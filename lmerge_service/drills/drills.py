@@ -43,6 +43,7 @@ STANDARD: Final = (
     "control-conflicts",
     "cutover-interrupted",
     "damaged-checkpoint",
+    "equal-events",
     "nodes-leader-dies",
     "nodes-coordinators-die",
     "nodes-rolling-restart",

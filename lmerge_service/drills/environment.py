@@ -20,8 +20,10 @@ from typing import Any, Final, Self
 
 import msgspec
 
+from lmerge_service.drills import equal_events
 from lmerge_service.drills.brokers import Brokers
 from lmerge_service.drills.control_log_check import Answer
+from lmerge_service.drills.feed import PARTITIONS, FeedSettings
 from lmerge_service.drills.invariant_monitors import Arrivals, WorkerMonitor
 from lmerge_service.drills.merging import LMergeProgram, Merger, Post, Program
 from lmerge_service.drills.plan import NAME, OUTPUT, DrillError, DrillPlan
@@ -39,6 +41,8 @@ _AHEAD_MS: Final = 2_000
 """The stream ends so long after that was decided; replicas have looked no further ahead."""
 _EVERY_SECONDS: Final = 0.05
 _START_SECONDS: Final = 180.0
+_QUERY: Final = f"{equal_events.__name__}:present"
+_SNAPSHOT_SECONDS: Final = 2.0
 
 
 @dataclass(slots=True)
@@ -47,6 +51,8 @@ class ReplicaSlot:
 
     name: str
     part: ReplicaSettings
+    plan: int | None = None
+    """By which plan it runs the query; None: it publishes the stream itself."""
     process: Child | None = None
     bad_since: int | None = None
     """Milliseconds since the epoch: from then on it is not trusted."""
@@ -84,6 +90,7 @@ class Environment:
         self.token_file = folder / "control-token"
         self._names = [f"w{n}" for n in range(1, plan.workers + 1)]
         self.brokers = Brokers(folder, plan, self._names)
+        self._feed: Child | None = None
         self._worker_kills = 0
         self._throttles: dict[str, asyncio.Task[None]] = {}
         self._stack = AsyncExitStack()
@@ -124,8 +131,10 @@ class Environment:
                 bootstrap=self.brokers.bootstrap_of(name), topic=self.topic(name),
                 number=number, stream=self._stream, manner=manner,
             )  # fmt: skip
-            self.slots[name] = ReplicaSlot(name, part)
+            self.slots[name] = ReplicaSlot(name, part, self.plan.plans.get(name))
             await self.start_replica(name)
+        if self.plan.plans:
+            await self._start_feed()
         await self.until_moving()
         self.opened = time.time()
 
@@ -133,6 +142,8 @@ class Environment:
         async with Topics(self.connection) as topics:
             for name in self.plan.replicas:
                 await topics.ensure(self.topic(name))
+            if self.plan.plans:
+                await topics.ensure(equal_events.FACTS, partitions=PARTITIONS)
             if self.plan.merger:
                 await topics.ensure(OUTPUT, partitions=self.plan.partitions)
 
@@ -185,7 +196,9 @@ class Environment:
             await asyncio.sleep(_EVERY_SECONDS)
 
     def check(self) -> None:
-        """Raises LMergeError if a replica has failed by itself."""
+        """Raises LMergeError if a replica, or the feed of facts, has failed by itself."""
+        if self._feed is not None:
+            self._feed.check()
         for slot in self.slots.values():
             if slot.process is not None:
                 slot.process.check()
@@ -281,6 +294,7 @@ class Environment:
             "snapshot_seconds": 5,
             "guards": {"patience_seconds": 3, **self.plan.guards},
             "http": {"control_token": {"file": str(self.token_file)}},
+            **({"case": "R4"} if self.plan.plans else {}),
             **({"policy": self.plan.policy} if self.plan.policy else {}),
         }
 
@@ -334,14 +348,43 @@ class Environment:
         return slot.name
 
     async def start_replica(self, name: str, **changes: Any) -> str:
-        """Again, where it stood; `changes` are of its part."""
+        """Again, where it stood; `changes` are of its part, or of a query's replica the plan.
+
+        Raises:
+            DrillError: there is no such replica now, or a query cannot be changed so.
+        """
         slot = self.replica(name)
         await self.kill_replica(slot.name)
+        plan = changes.pop("plan", None)
+        if slot.plan is not None:
+            slot.plan = plan or slot.plan
+            return await self._run_query(slot, changes)
+        if plan is not None:
+            raise DrillError(f"replica {slot.name} runs no query, so that it has no plans")
         slot.part = msgspec.structs.replace(slot.part, **{"repeat": 0, **changes})
         part = msgspec.json.encode(slot.part).decode()
         log = f"replica-{slot.name}.log"
         slot.process = await self.stage.python("lmerge_service.drills.replica", part, log=log)
         return slot.name
+
+    async def _run_query(self, slot: ReplicaSlot, changes: dict[str, Any]) -> str:
+        """It goes on where its last commit ended, or begins another incarnation."""
+        if strange := {*changes} - {"incarnation", "joining_at"}:
+            what = ", ".join(sorted(strange))
+            raise DrillError(f"replica {slot.name} runs a query, which has no {what}")
+        slot.part = msgspec.structs.replace(slot.part, **changes)
+        slot.process = await self.stage.lmerge(
+            "query", "run", _QUERY, "--plan", str(slot.plan), "--to", slot.part.topic,
+            "--bootstrap", slot.part.bootstrap, "--snapshot-seconds", str(_SNAPSHOT_SECONDS),
+            *(["--rejoin"] if "incarnation" in changes else []),
+            log=f"replica-{slot.name}.log",
+        )  # fmt: skip
+        return slot.name
+
+    async def _start_feed(self) -> None:
+        settings = FeedSettings(bootstrap=self.brokers.bootstrap, stream=self._stream)
+        encoded = msgspec.json.encode(settings).decode()
+        self._feed = await self.stage.python("lmerge_service.drills.feed", encoded, log="feed.log")
 
     # --- slow ----------------------------------------------------------------------------------
 
@@ -380,7 +423,8 @@ class Environment:
     def lives(self) -> Iterable[Life]:
         """The logical stream: to its end, or as far as anybody may be."""
         until = self.finished or int(time.time() * 1_000) + 60_000
-        return self._stream.lives(until)
+        stream = self._stream.lives(until)
+        return equal_events.lives(stream) if self.plan.plans else stream
 
 
 async def _slow(process: Child, share: float) -> None:

@@ -40,6 +40,9 @@ class DrillPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     replicas: dict[str, FaultProfile] = msgspec.field(
         default_factory=lambda: {name: FaultProfile() for name in "abc"}
     )
+    plans: dict[str, Annotated[int, msgspec.Meta(ge=1)]] = {}
+    """By which of its plans each replica runs a query, whose result has equal events
+    (`equal_events`), and which case R4 merges; none: replicas publish the stream itself."""
     workers: int = 2
     partitions: int = 1
     nodes: Literal[1, 3] = 1
@@ -79,4 +82,11 @@ def plan_of(configuration: Mapping[str, Any]) -> DrillPlan:
         )
     if plan.broker_links and plan.nodes == 1:
         raise Refused("configuration: broker_links: one broker has no links to others: nodes: 3")
+    if plan.plans and {*plan.plans} != {*plan.replicas}:
+        raise Refused(
+            f"configuration: plans: {', '.join(plan.plans)} have plans of the query, and "
+            f"{', '.join(plan.replicas)} are the replicas"
+        )
+    if plan.plans and any(manner != FaultProfile() for manner in plan.replicas.values()):
+        raise Refused("configuration: a replica that runs a query has no manner: leave it out")
     return plan

@@ -139,6 +139,7 @@ async def judge(
         },
         reference=final_tdb(lives),
         progress=_progress(environment, read_at),
+        keyed=not environment.plan.plans,
         skew_ms=1_000 + int(skew * 1_000),
         kills=environment.kills,
         decided=decisions,
