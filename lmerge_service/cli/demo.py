@@ -44,8 +44,8 @@ def demo(
         default=None,
     ),
     spark: bool = flag(
-        "Another play: a query over the month by two plans in Spark and one in "
-        "Python; needs the extra `spark`.",
+        "Another play: a query over the month by five plans, three in Python and two in Spark; "
+        "needs the extra `spark`.",
         "--spark",
     ),
     watch: bool = flag(

@@ -20,7 +20,7 @@ class PlannedQuery:
 
     target: QueryTarget
     to: Annotated[str, option("TOPIC", "Where to publish; made if missing.")]
-    plan: Annotated[int, option("K", "By which plan; `lmerge query list` numbers them.", min=1)] = 1
+    plan: Annotated[int, option("K", "By which plan (`lmerge query explain`).", min=1)] = 1
     topic: Annotated[
         list[str] | None,
         option(
@@ -43,7 +43,7 @@ class PlannedQuery:
         if self.plan > len(plans):
             raise ConfigurationError(
                 f"{self.target.target} has no plan {self.plan}: there are {len(plans)} "
-                "(`lmerge query list`)"
+                "(`lmerge query explain`)"
             )
         return plans[self.plan - 1]
 

@@ -70,15 +70,20 @@ def leading(up: Upped, merge: str) -> str:
     )
 
 
-def audited(up: Upped, facts: str, output: str, query: str = "delays") -> None:
+def audited(
+    up: Upped,
+    topic: str,
+    output: str,
+    query: str = "delays",
+    source: str = "flights.facts",
+    plan: int = 3,
+) -> None:
     """One more copy of the query, that has seen everything, and the output mean the same."""
-    at = ("--bootstrap", up.shown["bootstrap"])
-    what = (f"{SHIPPED.absolute()}/flights.py:{query}", "--plan", "3")
-    copy = lmerge(
-        up.folder, "query", "run", *what, "--topic", f"flights.facts={facts}", "--to", "check", *at
-    )
+    at, to = ("--bootstrap", up.shown["bootstrap"]), f"check.{query}"
+    what = (f"{SHIPPED.absolute()}/flights.py:{query}", "--plan", str(plan))
+    copy = lmerge(up.folder, "query", "run", *what, "--topic", f"{source}={topic}", "--to", to, *at)
     assert copy.returncode == 0, copy.stderr
-    audit = lmerge(up.folder, "audit", "kafka:check", f"kafka:{output}", *at)
+    audit = lmerge(up.folder, "audit", f"kafka:{to}", f"kafka:{output}", *at)
     assert audit.returncode == 0, audit.stdout + audit.stderr
 
 
@@ -109,6 +114,31 @@ def test_two_of_three_die_and_are_merged_again_by_themselves(tmp_path: Path, nam
         kill(up, leading(up, name))
         up.until_ended(name, _SECONDS)
         audited(up, "ha.facts", "ha.merged")
+        assert up.end(signal.SIGINT) == 0
+    assert left_behind(tmp_path) == []
+
+
+def test_a_query_over_a_merge_of_queries_goes_on_though_all_are_killed(tmp_path: Path) -> None:
+    """The plan that revises, the query over the merge, and the worker, one after the other."""
+    name = "queries"
+    with Upped(tmp_path, faster(tmp_path, name)) as up:
+        up.until("both to publish", lambda: publishing(up, name) == {"early", "firm"}, _SECONDS)
+        kill(up, "early", "busy")
+        killed = inserts_of(up, name, "early")
+        up.until("it to go on", lambda: inserts_of(up, name, "early") > killed, _SECONDS)
+        kill(up, leading(up, name))
+        up.until_ended(name, _SECONDS)
+        up.until(
+            "all to have ended",
+            lambda: all(
+                up.process_of(each)["exit_code"] == 0 for each in ("early", "firm", "busy")
+            ),
+            _SECONDS,
+        )
+        assert states(up, name) == dict.fromkeys(("early", "firm"), ("joined", 0))
+        assert all(not each["breaches"] for each in up.status(name)["replicas"])
+        audited(up, "flights.facts", "delays.merged")
+        audited(up, "delays.merged", "busy", "busy", source="delays.merged", plan=1)
         assert up.end(signal.SIGINT) == 0
     assert left_behind(tmp_path) == []
 
