@@ -19,6 +19,7 @@ import msgspec
 
 from benchmarks import (
     availability,
+    chain,
     control_log,
     drills,
     figures,
@@ -74,7 +75,7 @@ def main() -> None:
         dest="what",
         metavar="figures | availability | forward | drills | policies | service | soak | rolling | "
         "kill-loop | jumpstart | control-log | spark | spark-merge | generated | queries | "
-        "replicas | replay | migration | speculation | engine",
+        "replicas | chain | replay | migration | speculation | engine",
     )
     _add_engine(what)
     _add_figures(what)
@@ -93,6 +94,7 @@ def main() -> None:
     _add_spark_merge(what)
     _add_queries(what)
     _add_replicas(what)
+    _add_chain(what)
     _add_migration(what)
     _add_speculation(what)
     _add_replay(what)
@@ -158,6 +160,8 @@ def main() -> None:
     elif options.what == "replicas":
         quieten_garbage_collector()
         asyncio.run(replicas.run(options.runs, options.facts, options.live, report))
+    elif options.what == "chain":
+        asyncio.run(chain.run(options.runs, options.rate, options.seconds, report))
     elif options.what == "migration":
         quieten_garbage_collector()
         options.out.mkdir(parents=True, exist_ok=True)  # before the long work, not after it
@@ -237,6 +241,16 @@ def _add_replicas(what: _Subparsers) -> None:
     of_replicas.add_argument("--facts", type=int, default=400_000, help="facts (400,000)")
     of_replicas.add_argument("--live", type=int, default=100_000, help="live events (100,000)")
     of_replicas.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_chain(what: _Subparsers) -> None:
+    of_chain = what.add_parser("chain", help="latency through a query and a merge behind it")
+    of_chain.add_argument("--runs", type=int, default=3, help="runs (3)")
+    of_chain.add_argument(
+        "--rate", type=_at_least(10), default=1_000, help="facts a second (1,000)"
+    )
+    of_chain.add_argument("--seconds", type=float, default=30, help="measured (30)")
+    of_chain.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_migration(what: _Subparsers) -> None:

@@ -24,10 +24,12 @@ from statistics import median
 from typing import Any, Final
 
 from lmerge_service.elements import Element, Insert, Stable
+from lmerge_service.merge.tuning import without_garbage_collector
 from lmerge_service.queries.expressions import col
 from lmerge_service.queries.network import Network
-from lmerge_service.queries.physical import build
-from lmerge_service.queries.plan import Query, count, elements, facts, hopping, max_, sum_
+from lmerge_service.queries.physical import build, physical
+from lmerge_service.queries.plan import Query, count, elements, facts, hopping, max_, sum_, tumbling
+from lmerge_service.queries.plan_switch import RunningQuery
 
 __all__ = ("delays", "flight_batches", "run")
 
@@ -44,6 +46,7 @@ left = elements("left", {"key": int, "one": str})
 right = elements("right", {"key": int, "two": str})
 rows = elements("rows", {"key": int})
 others = elements("others", {"key": int})
+calls = facts("calls", time="time", fields={"key": int})
 
 late = flights.where(col.delay > 15).select("origin", late=col.delay - 15)
 pairs = left.join(right, "key")
@@ -56,6 +59,13 @@ alive = rows.aggregate(n=count())
 rest = rows.except_all(others)
 both = rows.intersect(others)
 distinct = rows.distinct()
+switched = {
+    "selection": rows.where(col.key >= 0),
+    "distinct": distinct,
+    "join": pairs,
+    "count of as many groups": rows.by("key").aggregate(n=count()),
+    "windows of as many groups": calls.windows(tumbling(_SIZE)).by("key").aggregate(n=count()),
+}
 
 
 @dataclass(slots=True)
@@ -141,6 +151,9 @@ def run(
     }.items():
         values = [_memory(query, live[-1] // 5) for _ in range(runs)]
         report(f"memory per live event: {name}", "bytes", values)
+    for name, query in switched.items():
+        values = [_switch(query, live[-1], clock) for _ in range(runs)]
+        report(f"another plan goes on, {live[-1]:,} live events: {name}", "s", values)
 
 
 def _in_turns(one: Batches, two: Batches) -> Batches:
@@ -258,6 +271,28 @@ def _memory(query: Query, live: int) -> float:
     tracemalloc.stop()
     del network
     return taken / live
+
+
+def _switch(query: Query, live: int, clock: Clock) -> float:
+    """Seconds until a new network has processed as many live events, and goes on with the output of
+    the old one, which it does not change."""
+    running = RunningQuery(physical(query))
+    sources = running.network.sources
+    history: dict[str, list[Element]] = {}
+    for source in sources:
+        given: list[Element] = []
+        for n in range(live // len(sources)):
+            row, begin = (n,) if source == "calls" else _row(source, n), n % (_SIZE - 1)
+            given.append(Insert(row, begin, begin + (1 if source == "calls" else 1 << 40)))
+        history[source] = [*given, Stable(_SIZE - 1)]
+        running.process_batch(source, history[source])
+    gc.collect()
+    with without_garbage_collector():
+        begun = clock()
+        changes = running.switch_plan(physical(query), history)
+        took = clock() - begun
+    assert not changes, changes[:3]
+    return took
 
 
 # The libraries

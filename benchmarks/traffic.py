@@ -233,7 +233,8 @@ class Receipts:
     def __init__(self, connection: Connection, topic: str):
         self._connection = connection
         self._tp = TopicPartition(topic, 0)
-        self._came: list[tuple[float, list[bytes | None]]] = []
+        self.came: list[tuple[float, list[bytes | None]]] = []
+        """Values of records, by the wall-clock seconds at which they came."""
 
     async def run(self) -> None:
         """Follows until cancelled."""
@@ -241,12 +242,12 @@ class Receipts:
             source.assign({self._tp: 0})
             while True:
                 for records in (await source.poll(0.2)).values():
-                    self._came.append((time.time(), [record.value for record in records]))
+                    self.came.append((time.time(), [record.value for record in records]))
 
     def inserts(self) -> dict[tuple[bytes, int], float]:
         """(payload, vs) → wall-clock seconds at which the event's first insert came."""
         decoder, arrived = WireDecoder(), dict[tuple[bytes, int], float]()
-        for at, values in self._came:
+        for at, values in self.came:
             for element in map(decoder.decode, values):
                 if type(element) is Insert:
                     arrived.setdefault((element.payload, element.vs), at)
