@@ -77,11 +77,14 @@ def explained_lines(query: Query, plans: Sequence[PhysicalPlan]) -> Iterator[str
             yield f"{name}: all of it is needed: a replica resumes from its state only"
         else:
             yield f"{name}: for what ends at T or later, what ends at T{-depth:+,} or later"
+    exact, depths = has_exact_starts(query.plan), _depths(query).values()
+    if not exact and None not in depths:
+        yield "  but for the starts of what is there at T"
     joining = joining_at(query.plan, dict.fromkeys(logical.sources(query.plan), 0))
     if joining != INFINITY:
         yield f"joining: with input from S on, right from S{joining:+,} on"
-    if not has_exact_starts(query.plan):
-        yield "  but for the starts of what is there then"
+    elif not exact and None not in depths:
+        yield "joining: from its state or output only: what is there may have begun at any time"
     columns = partition_columns(query.plan)
     if columns is None:
         yield "partitions: one"

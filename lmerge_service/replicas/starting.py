@@ -30,7 +30,7 @@ from lmerge_service.kafka.state import last_with_key
 from lmerge_service.kafka.tails import Tail, next_incarnation, tails
 from lmerge_service.merge.commit_record import COMMIT_KEY
 from lmerge_service.queries import logical
-from lmerge_service.queries.properties import joining_at
+from lmerge_service.queries.properties import has_exact_starts, joining_at
 from lmerge_service.replicas.beginnings import present_watermark
 from lmerge_service.replicas.commit_record import Correction, ReplicaCommit, state_topic
 from lmerge_service.replicas.request import ReplicaRequest
@@ -204,9 +204,11 @@ async def _begin(
     }
     correct_from = joining_at(request.plan.plan, begins)
     if correct_from == INFINITY and since != INFINITY:
+        exact = has_exact_starts(request.plan.plan)
+        why = "" if exact else ", as its rows may have begun at any time"
         raise ConfigurationError(
-            f"{request.name}: this query needs all facts there ever were, so that it can't begin "
-            f"with those of {since}"
+            f"{request.name}: this query needs all facts there ever were{why}, so that it can't "
+            f"begin with those of {since}"
         )
     # only an incarnation after the first can have a time from which on it is correct
     return Anew(max(incarnation, 1), min(correct_from, INFINITY - 1), since)

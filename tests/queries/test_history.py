@@ -263,6 +263,55 @@ def test_facts_from_a_time_on_are_right_from_the_joining_time_and_no_earlier(nam
     assert early
 
 
+def right(plan: Node, given: Given, start: int, joining: int) -> bool:
+    """Whether the facts from `start` on give the very events that all of them give, from the
+    joining time on."""
+    tdbs = given, since(given, dict.fromkeys(given, start + 1))
+    whole, known = (
+        TDB(event for event in meaning(plan, tdb) if event.ve >= joining) for tdb in tdbs
+    )
+    return whole == known
+
+
+INEXACT: dict[str, Query] = {
+    "cut aggregate": points.extend(3).by("k").aggregate(cut=True, n=count()),
+    "left join": points.where(col.n == 1)
+    .extend(5)
+    .left_join(points.where(col.n > 1).extend(5).rename(m="n"), "k"),
+    "anti-join": points.where(col.n == 1)
+    .extend(5)
+    .anti_join(points.where(col.n > 1).extend(5), "k"),
+}
+
+
+@pytest.mark.parametrize("name", INEXACT)
+def test_without_exact_starts_a_replica_is_right_once_no_row_has_begun_before(name: str) -> None:
+    plan = INEXACT[name].plan
+    assert not has_exact_starts(plan)
+    early = 0
+    for seed in range(60):
+        given = given_for(Random(seed), plan)
+        for start in range(3, 9):
+            joining = joining_at(plan, {"points": start})
+            assert joining < INFINITY
+            assert right(plan, given, start, joining), (seed, start)
+            early += not right(plan, given, start, joining - logical.longest(plan))
+    assert early, "rows that are there at the time have begun before"
+
+
+def test_a_row_of_any_length_may_have_begun_before_any_time() -> None:
+    """A count that stays the same is one row: a replica that joins has another one."""
+    alive = points.extend(49).by("k").aggregate(n=count()).plan
+    given = {"points": TDB((("a", 1), t, t + 1) for t in range(0, 300, 10))}
+    known = TDB(event for event in given["points"] if event.ve > 100)
+    row, late = (("a", 5), 40, 300), (("a", 5), 140, 300)
+    assert row in list(meaning(alive, given))
+    assert late in list(meaning(alive, {"points": known}))
+    for plan in (alive, points.extend(49).distinct().plan):
+        assert joining_at(plan, {"points": 100}) == INFINITY
+        assert joining_at(plan, {"points": START}) == START
+
+
 def test_the_joining_times_of_the_flights() -> None:
     hour = 3_600
     flights = facts("flights", time="time", fields=FIELDS)

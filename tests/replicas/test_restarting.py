@@ -290,14 +290,18 @@ def test_one_that_rejoins_begins_the_next_incarnation_with_the_facts_of_now(
 
 
 @pytest.mark.full
+@pytest.mark.parametrize(
+    ("name", "why"), [("latest", "there ever were, so"), ("alive", "rows may have begun at any")]
+)
 def test_a_query_that_needs_all_facts_can_not_begin_later(
-    bootstrap: str, topic_name: TopicName
+    name: str, why: str, bootstrap: str, topic_name: TopicName
 ) -> None:
     facts, to = topic_name("calls"), topic_name("rows")
     send_facts(bootstrap, facts, CALLS)
-    with Running(bootstrap, "latest", to, "--since", "1100", calls=facts) as replica:
+    with Running(bootstrap, name, to, "--since", "1100", calls=facts) as replica:
         assert replica.wait() == 2
     assert "needs all facts there ever were" in replica.error
+    assert why in replica.error
 
 
 # Refused

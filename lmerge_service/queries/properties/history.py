@@ -13,7 +13,12 @@ Theory
     one of those rows: the child's rows are at most `logical.longest` long, so those with ve >= T
     start at T less that or later.
 
-    >>> from lmerge_service.queries.plan import count, facts, hopping, max_
+    Whoever merges the output of a replica wants its starts exact, too: a row that begins elsewhere
+    is another event. So a replica without exact starts is right about what ends at T + `longest` or
+    later, which has begun at T or later; where rows may be of any length, it never is, and resumes
+    from its output or its state, which have the starts.
+
+    >>> from lmerge_service.queries.plan import count, facts, hopping
     >>> flights = facts("flights", time="time", fields={"origin": str, "delay": int})
     >>> delays = flights.windows(hopping(60, every=20)).by("origin").aggregate(n=count())
     >>> required_history(delays.plan, 1_000), joining_at(delays.plan, {"flights": 1_000})
@@ -23,7 +28,8 @@ Theory
 
 Invariants
     H1  The theorem above (tests/queries/test_history.py).
-    H2  `joining_at` is the least T for which facts from there on hold all of need(T).
+    H2  `joining_at` is the least T for which facts from there on hold all of need(T), and more by
+        `longest` where starts are not exact.
 """
 
 from collections.abc import Mapping
@@ -51,7 +57,8 @@ def required_history(plan: Node, before: int) -> dict[str, int]:
 def joining_at(plan: Node, since: Mapping[str, int]) -> int:
     """The least time T such that a replica is right about all output events with ve >= T, if it
     takes in the facts of each source from the time `since` on (START: all of them), or, of a source
-    of elements, all events with ve above that. INFINITY if there is none."""
+    of elements, all events with ve above that; their starts are exact. INFINITY if there is none.
+    """
     found = START
     for name, depth in _depths(plan).items():
         if since[name] != START:
@@ -60,7 +67,9 @@ def joining_at(plan: Node, since: Mapping[str, int]) -> int:
             # these, too, however old.
             reach = logical.longest(source) if isinstance(source, logical.Source) else 1
             found = max(found, _back(since[name], -_sum(depth, reach)))
-    return found
+    if found == START or has_exact_starts(plan):
+        return found
+    return _back(found, -logical.longest(plan))
 
 
 @lru_cache(maxsize=4_096)
