@@ -294,7 +294,7 @@ class ReplicaTransaction:
         ):
             if self._committing is not None or self._is_due:
                 await self._step()
-            else:
+            elif self._snapshots.is_taking:  # not one that has just been found to have failed
                 await self._snapshots.ready()
 
     async def settle(self) -> None:
