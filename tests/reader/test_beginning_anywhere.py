@@ -102,7 +102,8 @@ def test_by_either_engine(engine: EngineSetting, data: st.DataObject) -> None:
 
 
 def test_equal_events_of_a_multiset_are_begun_as_often_as_they_are_there() -> None:
-    steps: Steps = [(0, each) for each in [Insert("A", 1, 9)] * 3 + [Insert("A", 1, 12), Stable(5)]]
+    elements: list[Element] = [*[Insert("A", 1, 9)] * 3, Insert("A", 1, 12), Stable(5)]
+    steps: Steps = [(0, each) for each in elements]
     more: Steps = [(0, Insert("B", 6, 7)), (0, Stable(INFINITY))]
     assert_the_same(Case.R4, operator(Case.R4, Policy(), 1), steps + more, len(steps))
     merge = operator(Case.R4, Policy(), 1)
