@@ -328,6 +328,8 @@ class Decay:
     seen: Counter[str]
     spoilt: set[str] = field(default_factory=set)
     """The digests that they had."""
+    deleted: dict[int, int] = field(default_factory=dict)
+    """By partition of the output, up to where Kafka has deleted by itself (`Deletion`)."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -370,9 +372,7 @@ class Decay:
         places = commit_of(self.broker, self.topology, record.partition).snapshots
         if len(places) < 2 or self.spoilt.intersection(each.digest for each in places):
             return False
-        if self.broker.beginning(TopicPartition(self.topology.output.topic, record.partition)) > (
-            places[1].output
-        ):
+        if self.deleted.get(record.partition, 0) > places[1].output:
             return False
         spare = places[0].first <= record.offset <= places[0].last
         if spare:
@@ -391,6 +391,8 @@ class Deletion:
     seen: Counter[str]
     spoilt: Set[str]
     """The digests of snapshots that are damaged."""
+    deleted: dict[int, int]
+    """By partition of the output, up to where."""
     sources: bool
     """Replicas' topics lose their beginning, too: none of them is to be merged from there once
     more."""
@@ -406,7 +408,9 @@ class Deletion:
             for partition in range(output.partitions):
                 whole = self._whole(partition)
                 if whole:
-                    self._delete(TopicPartition(output.topic, partition), whole[0].output)
+                    tp = TopicPartition(output.topic, partition)
+                    if self._delete(tp, whole[0].output):
+                        self.deleted[partition] = self.broker.beginning(tp)
                 found = [await self._standing(partition, each) for each in whole]
                 standings += [each for each in found if each is not None] or [{}]
             if self.sources:

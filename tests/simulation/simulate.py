@@ -322,9 +322,9 @@ class _Play:
         keeps = decay is not None and self.topology.output.keep is None
         if self.loses or keeps or chance.random() < 0.5:
             return
-        spoilt = frozenset[str]() if decay is None else decay.spoilt
+        spoilt, deleted = (set(), {}) if decay is None else (decay.spoilt, decay.deleted)
         deletion = Deletion(
-            self.topology, self.broker, chance, self.seen, spoilt, sources=not decides
+            self.topology, self.broker, chance, self.seen, spoilt, deleted, sources=not decides
         )
         self._start(deletion.run())
 
