@@ -193,10 +193,10 @@ def test_a_snapshot_of_another_policy_is_passed_over(merge: Merge) -> None:
     merge.extra["policy"] = {"adjust": "eager"}
     merge.write()
     with merge.worker() as worker:
-        status = worker.wait_until_running()
+        worker.wait_until_running()
         assert rebuilt(worker)["from_snapshot_of"] is None
         assert "is of" in worker.logged("snapshot not used")[0]["error"]
-        assert status["output"]["live_events"] >= 1
+        worker.wait(lambda status: status["output"]["live_events"] >= 1, "the event to be live")
 
 
 @pytest.mark.full
