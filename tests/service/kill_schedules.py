@@ -75,6 +75,7 @@ def compose(seed: int) -> list[Kill]:
         step = STEPS[name]
         stands_by = step.follows or chance.random() < 0.4
         entry, wait = chance.randint(*step.entries), chance.randint(-1, step.waits)
+        stands_by |= step.alone is not None and entry > step.alone
         found.append(Kill(name, entry, wait, stands_by))
     return found
 

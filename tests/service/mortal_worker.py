@@ -54,13 +54,15 @@ class Step:
     whose topic is deleted."""
     follows: bool = False
     """It is a standby's."""
+    alone: int | None = None
+    """No more entries come to a worker that leads at once: for further ones it stands by first."""
 
 
 STEPS: Final = {
     "start": Step(Worker, "_prepare", waits=40),
     "following": Step(Recovery, "advanced", (1, 6), follows=True),
     "takeover": Step(Sink, "__aenter__", waits=12),
-    "last commit": Step(Recovery, "last_commit", (1, 2), waits=4),
+    "last commit": Step(Recovery, "last_commit", (1, 2), waits=4, alone=1),
     "recovery": Step(Recovery, "recover", waits=12),
     "leading": Step(MergeTask, "lead", waits=50),
     "commit": Step(Sink, "_transaction", (1, 12), waits=8),

@@ -20,6 +20,12 @@ def test_seven_schedules_in_a_row_kill_in_every_step() -> None:
     assert min(all_kills.values()) >= 15
 
 
+def test_who_dies_while_the_last_commit_is_looked_up_again_stands_by_first() -> None:
+    """Who leads at once looks it up once: the schedule stood still."""
+    kill = next(each for each in compose(34) if each.step == "last commit")
+    assert (kill.entry, kill.stands_by) == (2, True)
+
+
 @pytest.mark.full
 @pytest.mark.kafka
 @pytest.mark.timeout(2_000)  # three workers die, and each step may come late
