@@ -107,12 +107,9 @@ def _asked(
     started = {name: addresses for run in runs for name, addresses in run.workers.items()}
     taken = set[str]()
     for each, path in topologies:
-        if not access.can_ask(each.http):
-            why = "its workers demand a certificate: without --certificate they are not shown"
-            typer.echo(f"{path}: {why}", err=True)
-            continue
-        for at in started.get(each.name) or _from_its_port_on(each, path, taken):
-            yield at, access.settings_of(at, each.http)
+        if access.can_ask(each.http, path):
+            for at in started.get(each.name) or _from_its_port_on(each, path, taken):
+                yield at, access.settings_of(at, each.http)
     for at in (at for run in runs for at in run.queries):
         yield at, access.settings(at)
 

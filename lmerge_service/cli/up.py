@@ -78,10 +78,6 @@ def up(
         path, bootstrap or os.environ.get("LMERGE_BOOTSTRAP"), dashboard_port=port, trust=trust
     )
     settings = list(_statuses(planned, access))
-    for merge in planned.merges:
-        if not access.can_ask(merge.topology.http):
-            why = "its workers demand a certificate: without --certificate they are not shown"
-            typer.echo(f"{merge.topology.name}: {why}", err=True)
     folder = folder_of(planned.name)
     if detach:
         more = [*(["--bootstrap", bootstrap] if bootstrap else [])]
@@ -167,13 +163,13 @@ async def _show(
 
 
 def _statuses(plan: "ProcessPlan", access: WorkerAccess) -> Iterator[dict[str, Any]]:
-    """How workers are asked that we can ask.
+    """How workers are asked; of those that we cannot ask, a line is printed.
 
     Raises:
         ConfigurationError: a file of `access` cannot be read or holds something else.
     """
     for merge in plan.merges:
-        if access.can_ask(merge.topology.http):
+        if access.can_ask(merge.topology.http, merge.topology.name):
             for address in merge.workers.values():
                 yield access.settings_of(address, merge.topology.http)
 

@@ -112,9 +112,14 @@ class WorkerAccess:
             found["verify"] = http.tls.trusting(self._tls())
         return found
 
-    def can_ask(self, http: "Http") -> bool:
-        """Whether we have the certificate that a topology's workers demand, if they do."""
-        return self.certificate is not None or http.tls is None or http.tls.client_ca is None
+    def can_ask(self, http: "Http", named: object) -> bool:
+        """Whether we have the certificate that a topology's workers demand, if they do; prints a
+        line about them if not."""
+        found = self.certificate is not None or not http.demands_certificate
+        if not found:
+            why = "its workers demand a certificate: without --certificate they are not shown"
+            typer.echo(f"{named}: {why}", err=True)
+        return found
 
     def _trust(self) -> Any:
         return self._tls().context()

@@ -312,6 +312,11 @@ class Http(_Model):
     """Of who may change what is merged; without one, nobody may."""
     tls: ServerTls | None = None
 
+    @property
+    def demands_certificate(self) -> bool:
+        """Whether clients have to prove who they are."""
+        return self.tls is not None and self.tls.client_ca is not None
+
     @field_validator("host")
     @classmethod
     def _address(cls, host: str) -> str:
@@ -334,7 +339,7 @@ class Http(_Model):
         tokens = [each.read() for each in (self.read_token, self.control_token) if each]
         if len(tokens) == 2 and tokens[0] == tokens[1]:
             raise ValueError("read_token and control_token are the same: who reads could control")
-        known = bool(tokens) or (self.tls is not None and self.tls.client_ca is not None)
+        known = bool(tokens) or self.demands_certificate
         if not self.on_loopback and not (known and self.tls is not None):
             raise ValueError(
                 f"host {self.host} can be reached by others, who could read what is merged and "

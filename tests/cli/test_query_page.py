@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,21 +15,31 @@ PAGE = Path("docs/queries.md").read_text()
 BLOCKS = re.findall(r"^```console\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 
 
-def test_what_the_page_shows_is_printed(lmerge: Lmerge, tmp_path: Path) -> None:
-    path, commands = list(sys.path), 0
+def steps(blocks: list[str], folder: Path) -> Iterator[tuple[list[str], str]]:
+    """Each command with what the page shows of it; files are written, and nothing that they load
+    stays."""
+    path, modules = list(sys.path), list[str]()
     try:
-        for command, shown in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", "".join(BLOCKS), re.M):
-            name, *arguments = command.split()
-            if name == "cat":
-                (tmp_path / arguments[0]).write_text(shown)
-                continue
-            assert name == "lmerge"
-            done = lmerge(*arguments)
-            assert (done.out, done.err) == (shown, ""), command
-            commands += 1
+        for command, shown in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", "".join(blocks), re.M):
+            words = command.split()
+            if words[0] == "cat":
+                (folder / words[1]).write_text(shown)
+                modules.append(words[1].removesuffix(".py"))
+            else:
+                yield words, shown
     finally:
         sys.path[:] = path
-        sys.modules.pop("flights", None)
+        for name in modules:
+            sys.modules.pop(name, None)
+
+
+def test_what_the_page_shows_is_printed(lmerge: Lmerge, tmp_path: Path) -> None:
+    commands = 0
+    for (name, *arguments), shown in steps(BLOCKS, tmp_path):
+        assert name == "lmerge"
+        done = lmerge(*arguments)
+        assert (done.out, done.err) == (shown, ""), arguments
+        commands += 1
     assert commands >= 3
 
 
@@ -50,29 +61,20 @@ def test_what_the_page_shows_of_costs_is_printed(
     monkeypatch.setenv("LMERGE_HOME", str(tmp_path))
     even = UnitCosts(dict.fromkeys(UNITS, 100.0), dict.fromkeys(KINDS, 200.0))
     write_units(tmp_path / "calibration.json", even)
-    path, commands = list(sys.path), 0
-    try:
-        for command, shown in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", "".join(COSTS), re.M):
-            name, *arguments = command.split()
-            if name == "cat":
-                (tmp_path / arguments[0]).write_text(shown)
-            elif name == "python":
-                file, _, to = arguments
-                with (tmp_path / to).open("w") as lines:
-                    subprocess.run(
-                        [sys.executable, file], stdout=lines, check=True, env=environment()
-                    )
-            else:
-                done = lmerge(*arguments)
-                assert (done.code, done.err) == (0, ""), command
-                commands += 1
-                if arguments[1] == "explain":
-                    printed = iter(masked(done.out))
-                    missing = [line for line in masked(shown) if line not in printed]
-                    assert not missing, command
-    finally:
-        sys.path[:] = path
-        sys.modules.pop("traffic", None)
+    commands = 0
+    for (name, *arguments), shown in steps(COSTS, tmp_path):
+        if name == "python":
+            file, _, to = arguments
+            with (tmp_path / to).open("w") as lines:
+                subprocess.run([sys.executable, file], stdout=lines, check=True, env=environment())
+            continue
+        done = lmerge(*arguments)
+        assert (done.code, done.err) == (0, ""), arguments
+        commands += 1
+        if arguments[1] == "explain":
+            printed = iter(masked(done.out))
+            missing = [line for line in masked(shown) if line not in printed]
+            assert not missing, arguments
     assert commands >= 3
 
 

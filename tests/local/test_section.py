@@ -150,7 +150,7 @@ def with_tls(path: Path, authority: Authority, more: str = "") -> Path:
     return path
 
 
-def test_a_dashboard_is_told_whom_to_trust(tmp_path: Path) -> None:
+def test_a_dashboard_is_given_whom_to_trust(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     path = with_tls(write(tmp_path, "up: {}"), authority)
     plain = plan(path, dashboard_port=8320)

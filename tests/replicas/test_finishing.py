@@ -51,7 +51,7 @@ class Sink:
 
 
 class Running:
-    """A replica behind its recovery, that processes records when it is told to."""
+    """A replica behind its recovery, that processes records when a test has it do so."""
 
     def __init__(self, every: float) -> None:
         plan = physical(QUERY)

@@ -148,10 +148,8 @@ def plan(
 
 def _can_be_asked(merge: Merge, trust: Sequence[str]) -> bool:
     """Whether a dashboard with these options can ask any worker of it."""
-    tls = merge.topology.http.tls
-    return bool(merge.workers) and (
-        tls is None or tls.client_ca is None or "--certificate" in trust
-    )
+    demanded = merge.topology.http.demands_certificate
+    return bool(merge.workers) and ("--certificate" in trust or not demanded)
 
 
 def _with_ports(
