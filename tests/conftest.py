@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 import uuid
 import zlib
@@ -34,6 +35,9 @@ it made. Nothing of ours may."""
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "xdist_group(name): known without pytest-xdist too")
     gc.disable()  # until all is collected: next to nothing of that is garbage
+    # A shell's background job ignores SIGINT, and so would all that tests start and interrupt.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
