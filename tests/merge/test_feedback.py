@@ -72,6 +72,7 @@ def test_a_replica_learns_the_lowest_point_of_all_tasks(bootstrap: str, output: 
         async with (
             publishing(bootstrap, output, tasks=2, replicas=lambda: ["a", "b"], every=0.05) as out,
             Feedback(Connection(bootstrap), output=output, replica="a") as feedback,
+            Feedback(Connection(bootstrap), output=output, replica="b") as other,
         ):
             assert feedback.point == START
             out.update(0, {"a": 10}, stable=10)
@@ -80,6 +81,7 @@ def test_a_replica_learns_the_lowest_point_of_all_tasks(bootstrap: str, output: 
             assert [feedback.allows_skipping(ve) for ve in (6, 7)] == [True, False]
             out.update(1, {"a": INFINITY}, stable=INFINITY)
             assert await feedback.wait(7, SECONDS) == 10
+            assert await other.wait(7, SECONDS) == 10  # a record of its own
         async with Feedback(Connection(bootstrap), output=output, replica="b") as feedback:
             assert feedback.point == 10, "known from the start"
 
