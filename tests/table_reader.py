@@ -92,10 +92,12 @@ class TableView:
         """What the rows are."""
         return Counter((_text(e["payload"]), e["vs"], _end(e)) for e in self.rows.values())
 
-    def followed(self, output: Iterable[TableRecord], *, start: int) -> TopicEvents:
+    def followed(self, output: Iterable[TableRecord], *, start: int, keyed: bool) -> TopicEvents:
         """What they become with the output's records from an offset on, as upserts: what is not
-        there cannot be revised, and is not removed. Where the output starts over, so do they."""
-        keyed, incarnation = not any("n" in json.loads(key) for key in self.rows), self.incarnation
+        there cannot be revised, and is not removed. Where the output starts over, so do they.
+        `keyed`: no two events have the same payload and vs (R3), which no row may be left to
+        show."""
+        incarnation = self.incarnation
         following = _Following(self.events(), keyed=keyed)
         for record in output:
             if record.offset >= start and record.value is not None:

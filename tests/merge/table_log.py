@@ -165,6 +165,6 @@ class TableLog:
             if each.is_whole:
                 start = each.contains_to
                 assert start is not None
-                have = each.followed(self.output, start=start)
+                have = each.followed(self.output, start=start, keyed=self.keyed)
                 assert not self.live - have, f"a reader from {start} lacks events"
                 assert not have - self.events, f"a reader from {start} has too many"

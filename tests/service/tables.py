@@ -73,7 +73,7 @@ def follow(
     later = [each.offset + 1 for each in records if each.offset >= start]
     for upto in {start, *chance.sample(later, min(3, len(later)))}:
         prefix = [each for each in records if each.offset < upto]
-        have = view.followed(prefix, start=start)
+        have = view.followed(prefix, start=start, keyed=True)
         assert not live_of(prefix) - have, (start, upto)
         assert not have - reconstituted(prefix, keyed=True), (start, upto)
 

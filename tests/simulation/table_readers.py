@@ -183,7 +183,7 @@ class TableReaders:
                 continue
             prefix = [each for each in records if each.offset < upto]
             events = reconstituted(prefix, keyed=True, incarnation=view.incarnation)
-            have = view.followed(prefix, start=start)
+            have = view.followed(prefix, start=start, keyed=True)
             missing, stale = live(events, view.stable(prefix)) - have, have - events
             if missing or stale:
                 yield (
