@@ -51,6 +51,9 @@ _OFFSETS_ONLY_SECONDS = 1.0
 """Offsets without output (a laggard's elements) are committed this often at the most."""
 _OUTBOX_BYTES = 32 << 20
 _FINISH_SECONDS = 5.0
+_PARTS = 8
+"""A transaction is full once no more than one part in so many is free: of what is merged only some
+is emitted, so that the rest would be filled by ever smaller pieces."""
 
 FeedbackSink: TypeAlias = Callable[[int, Mapping[str, int], int], None]
 """Takes, after a commit: the partition, its inputs' points, and its stable point."""
@@ -129,7 +132,7 @@ class Transaction:
 
     @property
     def capacity(self) -> int:
-        """How many records may be merged until it is full; one at least."""
+        """How many records may be merged before it has more than it may; one at least."""
         return max(1, self._limit - self.waiting)
 
     @property
@@ -235,7 +238,8 @@ class Transaction:
 
     @property
     def _is_full(self) -> bool:
-        return self.waiting >= self._limit or self._outbox.size >= _OUTBOX_BYTES
+        room = self._limit - self.waiting
+        return room <= self._limit // _PARTS or self._outbox.size >= _OUTBOX_BYTES
 
     @property
     def _is_due(self) -> bool:

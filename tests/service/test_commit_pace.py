@@ -76,6 +76,22 @@ def test_who_is_behind_gathers_more_between_two_commits_unless_it_is_full() -> N
     asyncio.run(run())
 
 
+def test_a_transaction_is_filled_in_a_few_pieces_while_the_last_one_commits() -> None:
+    """Of three records that are merged one is emitted."""
+
+    async def run() -> None:
+        paced, pieces = Paced(), list[int]()
+        paced.apart = 1e9  # as while a commit is under way: it begins when the next one is full
+        while not paced.committed:
+            pieces.append(paced.transaction.capacity)
+            await paced.merge(-(-pieces[-1] // 3), 0.01)
+        assert len(pieces) == 6, f"of {pieces} records"
+        assert LIMIT * 7 // 8 <= paced.committed[0] <= LIMIT
+        await paced.transaction.finish()
+
+    asyncio.run(run())
+
+
 def test_commits_are_the_further_apart_the_more_tasks_are_behind() -> None:
     clock = iter(range(10, 20))
     reader = SharedReader(cast(Any, None), topology_of("ab"), lambda: next(clock))
