@@ -286,6 +286,7 @@ def _switch(query: Query, live: int, clock: Clock) -> float:
             given.append(Insert(row, begin, begin + (1 if source == "calls" else 1 << 40)))
         history[source] = [*given, Stable(_SIZE - 1)]
         running.process_batch(source, history[source])
+    gc.unfreeze()  # else the state of the run before would stay
     gc.collect()
     with without_garbage_collector():
         begun = clock()

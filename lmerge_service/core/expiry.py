@@ -10,6 +10,8 @@ Theory
     >>> expiry.schedule("c", 4); expiry.cancel("c")
     >>> list(expiry.before(6)), len(expiry)
     (['a', 'b'], 0)
+    >>> list(Expiry.of({"d": 9, "e": 2, "f": INFINITY}).before(INFINITY))
+    ['e', 'd']
 
 Invariants
     E1  A key waits once, under the least time it was scheduled for since it last came out.
@@ -42,6 +44,14 @@ class Expiry(Generic[K]):
         self._due: dict[K, int] = {}
         self._heap: list[tuple[int, int, K]] = []
         self._serial = count()  # keys need not be orderable
+
+    @classmethod
+    def of(cls, due: dict[K, int]) -> "Expiry[K]":
+        """One with all of these scheduled, in their order. Complexity: O(n)."""
+        expiry = cls()
+        expiry._due = {key: at for key, at in due.items() if at < INFINITY}
+        expiry._fill()
+        return expiry
 
     def __len__(self) -> int:
         """How many keys wait."""
@@ -93,5 +103,8 @@ class Expiry(Generic[K]):
     def _compact(self) -> None:
         """Lets go of entries that count no more, when they may be many (E2)."""
         if len(self._heap) > 2 * len(self._due) + _SLACK:
-            self._heap[:] = [(due, next(self._serial), key) for key, due in self._due.items()]
-            heapify(self._heap)
+            self._fill()
+
+    def _fill(self) -> None:
+        self._heap[:] = [(due, next(self._serial), key) for key, due in self._due.items()]
+        heapify(self._heap)

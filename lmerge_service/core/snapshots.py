@@ -275,7 +275,12 @@ def portable(payload: Hashable) -> Hashable:
 
 def hashable(payload: Any) -> Hashable:
     """A payload as it was: msgpack gives a tuple back as a list."""
-    if isinstance(payload, list):
-        payload = tuple([hashable(part) if isinstance(part, list) else part for part in payload])
-    hash(payload)
+    if type(payload) is list:
+        payload = tuple(payload)
+    try:
+        hash(payload)
+    except TypeError:
+        if type(payload) is not tuple:
+            raise
+        return tuple([hashable(part) for part in payload])
     return payload  # type: ignore[no-any-return]

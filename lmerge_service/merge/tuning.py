@@ -29,11 +29,15 @@ def return_large_blocks() -> None:
 
 @contextmanager
 def without_garbage_collector() -> Iterator[None]:
-    """While a large state is read, which makes no cycles: scanning it takes as long again."""
+    """While a large state is read, which makes no cycles: scanning it takes as long again.
+
+    What is there afterwards is never scanned, since the next collection would begin at once.
+    """
     gc.disable()
     try:
         yield
     finally:
+        gc.freeze()
         gc.enable()
 
 

@@ -134,10 +134,15 @@ class EventIndex:
 
     def load(self, state: Any) -> None:
         """Takes over what `state` gave, in place of its own; it is sorted, and stays so."""
-        self.held = {(vs, ve): {hashable(p): n for p, n in held} for vs, ve, held in state}
-        self.by_start = [*self.held]
-        self.by_end = sorted([(ve, vs) for vs, ve in self.held])
-        self._count = sum([n for payloads in self.held.values() for n in payloads.values()])
+        held, count = dict[Lifetime, dict[Hashable, int]](), 0
+        for vs, ve, saved in state:
+            payloads = held[vs, ve] = {}
+            for payload, times in saved:
+                payloads[hashable(payload)] = times
+                count += times
+        self.held, self._count = held, count
+        self.by_start = [*held]
+        self.by_end = sorted([(ve, vs) for vs, ve in held])
 
     def check(self) -> None:
         """Asserts V1 and V2."""

@@ -38,7 +38,7 @@ _SLACK: Final = 16_384
 class LiveEvents:
     """The multiset of events (payload, vs, ve) that end at `stable` or later."""
 
-    __slots__ = ("_events", "_most", "_recent", "_size", "stable")
+    __slots__ = ("_events", "_most", "_recent", "_size", "_swept", "stable")
 
     def __init__(self, events: Iterable[tuple[Any, int, int]] = (), stable: int = START) -> None:
         self.stable = stable
@@ -49,6 +49,8 @@ class LiveEvents:
         self._size = 0
         self._most = _SLACK
         """So many entries, and what is final goes."""
+        self._swept = True
+        """Nothing has come since it went."""
         self.apply(Insert(*event) for event in events)
 
     @property
@@ -75,6 +77,7 @@ class LiveEvents:
         batch = list(elements)
         if not batch:
             return
+        self._swept = False
         ends = [e.ve for e in batch if type(e) is Insert]
         last = batch[-1]
         stable = type(last) is Stable
@@ -120,13 +123,15 @@ class LiveEvents:
 
     def _sweep(self) -> None:
         """Lets go of what is final."""
+        if self._swept:
+            return
         self._fold_recent()
         stable = self.stable
         if stable == INFINITY:
             self._events = {}
         elif stable > START:
             self._events = {e: n for e, n in self._events.items() if e.ve >= stable}
-        self._most = 2 * len(self._events) + _SLACK
+        self._most, self._swept = 2 * len(self._events) + _SLACK, True
 
     def state(self) -> Any:
         """What msgpack can carry of it.

@@ -17,7 +17,6 @@ What happens on a crash at each await
     process before the batch in which it was found is committed; what was committed stays.
 """
 
-import gc
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -130,7 +129,6 @@ class QueryReplica:
             self.point = state.commit.point
             self.recovery_seconds = round(self.clock() - started, 3)
             self._report(state)
-            gc.freeze()
             if self.request.feedback is not None:
                 self.feedback = await stack.enter_async_context(
                     Feedback(

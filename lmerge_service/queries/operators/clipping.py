@@ -181,14 +181,8 @@ class Clip(Reversible):
         ]
 
     def _load(self, state: Any) -> None:
-        self._keys, self._expiry = {}, Expiry()
-        for saved, left, starts in state:
-            key = hashable(saved)
-            group = self._keys[key] = _Group()
-            group.left.load(left)
-            group.starts = dict(starts)
-            group.order = sorted(group.starts)
-            self._expiry.schedule(key, group.due())
+        self._keys = {hashable(key): _Group.loaded(left, starts) for key, left, starts in state}
+        self._expiry = Expiry.of({key: group.due() for key, group in self._keys.items()})
         self._live = sum(map(len, self._keys.values()))
 
 
@@ -203,6 +197,15 @@ class _Group:
         """Of right events, each as often as it is there."""
         self.order: list[int] = []
         """The same, sorted."""
+
+    @classmethod
+    def loaded(cls, left: Any, starts: Any) -> "_Group":
+        """One that was saved."""
+        group = cls()
+        group.left.load(left)
+        group.starts = dict(starts)
+        group.order = sorted(group.starts)
+        return group
 
     def __len__(self) -> int:
         return len(self.left) + len(self.order)
