@@ -16,6 +16,7 @@ Who owns what
 
 import asyncio
 import io
+import threading
 from typing import Any, Final
 
 from aiokafka import conn
@@ -28,25 +29,34 @@ _LONGEST: Final = 1 << 28
 """Nobody asks for more: a length beyond that is believed when so much has come."""
 
 
+class _Piece(threading.local):
+    """Of a thread: what was read into it is taken out before its loop reads anything else."""
+
+    def __init__(self) -> None:
+        self.bytes = memoryview(bytearray(_LONG))
+
+
+_piece: Final = _Piece()
+
+
 class Frames(asyncio.StreamReader):
     """A stream's reader; `_place` is where a long answer goes, while somebody waits for it."""
 
     _place: memoryview | None
     _filled: int
-    _piece: memoryview
 
     def begin(self) -> None:
         """Nothing was read yet."""
-        self._place, self._filled, self._piece = None, 0, memoryview(bytearray(_LONG))
+        self._place, self._filled = None, 0
 
     def room(self) -> memoryview:
         """Where to read into."""
-        return self._piece if self._place is None else self._place[self._filled :]
+        return _piece.bytes if self._place is None else self._place[self._filled :]
 
     def filled(self, size: int) -> None:
         """So many bytes were read into that."""
         if self._place is None:
-            self.feed_data(self._piece[:size])
+            self.feed_data(_piece.bytes[:size])
             return
         self._filled += size
         if self._filled == len(self._place):
@@ -86,7 +96,7 @@ class _Protocol(conn.AIOKafkaProtocol, asyncio.BufferedProtocol):  # type: ignor
 
     def get_buffer(self, sizehint: int) -> memoryview:
         reader = self._stream_reader  # referred to weakly, so that a client that is lost is closed
-        return memoryview(bytearray(_LONG)) if reader is None else reader.room()
+        return _piece.bytes if reader is None else reader.room()
 
     def buffer_updated(self, nbytes: int) -> None:
         if (reader := self._stream_reader) is not None:

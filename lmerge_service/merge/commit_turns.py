@@ -3,9 +3,11 @@
 Theory
     A commit costs a worker some milliseconds, however little is in it. Many tasks that commit
     whenever they can would do little else; where they take turns, each has gathered more by then,
-    and under load the transactions grow by themselves. A worker with few tasks does not notice.
+    and under load the transactions grow by themselves. A worker with few tasks does not notice. One
+    that is behind reads and merges much between two steps of a commit, so that each takes long: it
+    has more of them under way, or what they wait with would fill the memory.
 
-    >>> turns = CommitTurns(most=1)
+    >>> turns = CommitTurns(lambda: 1)
     >>> first, second = Turn(turns), Turn(turns)
     >>> first.is_mine, second.is_mine
     (True, False)
@@ -16,18 +18,27 @@ Theory
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
-__all__ = ("CommitTurns", "Turn")
+__all__ = ("CommitTurns", "Turn", "at_once")
 
 _AT_ONCE: Final = 4
+_AT_ONCE_BEHIND: Final = 16
+
+
+def at_once(*, behind: bool) -> int:
+    """How many transactions a worker commits at once, whether it is behind or not."""
+    return _AT_ONCE_BEHIND if behind else _AT_ONCE
 
 
 class CommitTurns:
     """Of one worker."""
 
-    def __init__(self, most: int = _AT_ONCE) -> None:
-        self._free = most
+    def __init__(self, most: Callable[[], int] = lambda: _AT_ONCE) -> None:
+        """`most` is how many there may be now."""
+        self._most = most
+        self._given = 0
         self._waiting: deque[Turn] = deque()
 
     def ask(self, turn: "Turn") -> None:
@@ -38,14 +49,14 @@ class CommitTurns:
     def end(self, turn: "Turn") -> None:
         """Takes the turn back, or the wish for it."""
         if turn.is_given:
-            self._free += 1
+            self._given -= 1
         else:
             self._waiting.remove(turn)
         self._give()
 
     def _give(self) -> None:
-        while self._free and self._waiting:
-            self._free -= 1
+        while self._waiting and self._given < self._most():
+            self._given += 1
             self._waiting.popleft().give()
 
 

@@ -43,7 +43,10 @@ class Counters:
 
     def add(self, counts: Mapping[str, int]) -> None:
         """So much was merged."""
-        self._fresh.update(counts)
+        fresh = self._fresh
+        for name, count in counts.items():  # nearly all are 0, of each part of what was read
+            if count:
+                fresh[name] += count
 
     def total(self, name: str) -> int:
         """With what is not committed."""

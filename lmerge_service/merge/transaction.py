@@ -43,13 +43,14 @@ from lmerge_service.merge.topic_monitor import TopicMonitor
 if TYPE_CHECKING:
     from lmerge_engine import Batch
 
-__all__ = ("CommittedView", "FeedbackSink", "Transaction")
+__all__ = ("OUTBOX_BYTES", "CommittedView", "FeedbackSink", "Transaction")
 
 log = structlog.get_logger()
 
 _OFFSETS_ONLY_SECONDS = 1.0
 """Offsets without output (a laggard's elements) are committed this often at the most."""
-_OUTBOX_BYTES = 32 << 20
+OUTBOX_BYTES = 32 << 20
+"""With so many bytes, more or less, a transaction is full."""
 _FINISH_SECONDS = 5.0
 _PARTS = 8
 """A transaction is full once no more than one part in so many is free: of what is merged only some
@@ -93,9 +94,10 @@ class Transaction:
         feedback: FeedbackSink,
         clock: Callable[[], float],
         apart: Callable[[], float] = lambda: 0.0,
+        enough: Callable[[], int] = lambda: OUTBOX_BYTES,
     ):
         """`table` is the output's, if it has one; `turns` are shared by the tasks of a worker;
-        `apart` is how many seconds commits are apart, unless one is full."""
+        `apart` is how many seconds commits are apart, unless one has `enough` bytes."""
         self._turn = Turn(turns)
         self.committing: asyncio.Task[None] | None = None
         """The commit under way."""
@@ -121,7 +123,7 @@ class Transaction:
         self._moved = self._marked = 0
         """How often the commit record has changed, and how often it had at the last commit."""
         self._fetched = self._mark_due = self._started = 0.0
-        self._apart = apart
+        self._apart, self._enough = apart, enough
 
     # --- gathering ------------------------------------------------------------------------------
 
@@ -239,7 +241,7 @@ class Transaction:
     @property
     def _is_full(self) -> bool:
         room = self._limit - self.waiting
-        return room <= self._limit // _PARTS or self._outbox.size >= _OUTBOX_BYTES
+        return room <= self._limit // _PARTS or self._outbox.size >= OUTBOX_BYTES
 
     @property
     def _is_due(self) -> bool:
@@ -249,6 +251,8 @@ class Transaction:
         needed = needed or (self._table is not None and self._table.is_due)
         if not (needed or self.waiting or moved or self._reporting.pending):
             return False
+        if self._outbox.size >= self._enough():
+            return True
         return self._clock() >= self._started + self._apart()
 
     @property

@@ -125,7 +125,8 @@ class MergeLoop:
         self._clock = clock
         self._unix_ns = unix_ns
         self._batch = MergedBatch()
-        self._losses = Losses(state.merge, state.begun.correct_from)
+        partitions = state.topology.output.partitions
+        self._losses = Losses(state.merge, state.begun.correct_from, partitions=partitions)
         self.confirmation = Confirmation(state.merge, clock, share=share)
         self._divergent: dict[str, Breach] = {}
         self._decoder = wire_decoder(state.topology)

@@ -73,7 +73,7 @@ from lmerge_service.merge.table.sweep import Sweep
 from lmerge_service.merge.table.writer import TableWriter
 from lmerge_service.merge.task_state import TaskState, wire_decoder
 from lmerge_service.merge.topic_monitor import WATCH_SECONDS, TopicMonitor
-from lmerge_service.merge.transaction import FeedbackSink, Transaction
+from lmerge_service.merge.transaction import OUTBOX_BYTES, FeedbackSink, Transaction
 from lmerge_service.service.cutover_readiness import CutoverReadiness
 from lmerge_service.service.merge_loop import MergedBatch, MergeLoop
 from lmerge_service.service.reading.shared_reader import SharedReader
@@ -290,6 +290,7 @@ class MergeTask:
             feedback=self._feedback,
             clock=_clock,
             apart=self._commit_seconds,
+            enough=self._commit_bytes,
         )
         await self._know_decisions()
         self._transaction.append(self.state.missed)
@@ -326,6 +327,9 @@ class MergeTask:
 
     def _commit_seconds(self) -> float:
         return 0.0 if self._shared is None else self._shared.commit_seconds
+
+    def _commit_bytes(self) -> int:
+        return OUTBOX_BYTES if self._shared is None else self._shared.commit_bytes
 
     def _stop_leading(self) -> None:
         """Lets go of whatever refers to the state, which is replaced by another one."""

@@ -41,7 +41,7 @@ from lmerge_service.errors import (
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.lookups import Lookups
 from lmerge_service.kafka.members import Members
-from lmerge_service.merge.commit_turns import CommitTurns
+from lmerge_service.merge.commit_turns import CommitTurns, at_once
 from lmerge_service.merge.decisions.control_log import LoggedControl
 from lmerge_service.merge.decisions.folding import Folding
 from lmerge_service.merge.decisions.records import decide
@@ -121,7 +121,7 @@ class Worker:
         self._shared = SharedReader(cluster, topology, _clock)
         self._replay = SharedReplay(cluster, topology, _clock)
         self._lookups = Lookups(cluster)
-        self._turns = CommitTurns()
+        self._turns = CommitTurns(lambda: at_once(behind=self._shared.is_behind))
         self._snapshot_turns = SnapshotTurns()
         self._sweep_turns = asyncio.Lock()
         self._tasks: dict[int, MergeTask] = {}

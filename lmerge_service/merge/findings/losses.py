@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 __all__ = ("Loss", "Losses", "Remembered")
 
 _REMEMBERED = 50_000
+"""Of all partitions of the output together, among which events are divided …"""
+_FEWEST_REMEMBERED = 2_000
+"""… but no fewer of each."""
 _PENDING = 10_000
 _STABLES = 4_096
 
@@ -148,15 +151,16 @@ class _Generation:
 class Losses:
     """Of one task, from taking over to giving up."""
 
-    def __init__(self, merge: LMerge, since: int = START) -> None:
-        """The output promises nothing of what ends before `since`."""
+    def __init__(self, merge: LMerge, since: int = START, *, partitions: int = 1) -> None:
+        """The output promises nothing of what ends before `since`; it has so many `partitions`."""
         self._merge = merge
-        self._remembered: Remembered | NativeRemembered = merge.remembering(_REMEMBERED, Remembered)
-        self._since = max(since, _begin(merge, self._remembered))
+        most = max(_FEWEST_REMEMBERED, _REMEMBERED // partitions)
+        self._remembered: Remembered | NativeRemembered = merge.remembering(most, Remembered)
+        self._since = max(since, _begin(merge, self._remembered, most))
         self._moved: deque[_Moved] = deque(maxlen=_STABLES)
         self._pending: dict[str, dict[int, tuple[Insert[bytes], RecordRange]]] = {}
         self._incarnations: dict[str, int] = {}
-        self._reported: deque[int] = deque(maxlen=_REMEMBERED)
+        self._reported: deque[int] = deque(maxlen=most)
         self._known: set[int] = set()
         """What is in `_reported`."""
 
@@ -168,7 +172,7 @@ class Losses:
         if forgotten is not None:
             self._since = max(self._since, forgotten + 1)
 
-    def look(self, name: str, late: Iterable[Sequence[Element]], place: RecordRange) -> list[Loss]:
+    def look(self, name: str, late: Sequence[Sequence[Element]], place: RecordRange) -> list[Loss]:
         """What a chunk of a replica shows to be lost; `late` are elements that were processed
         together with late ones."""
         source = self._merge.inputs.get(name)
@@ -176,7 +180,10 @@ class Losses:
             return []
         if source.incarnation != self._incarnations.get(name):  # the old one's elements are gone
             self._incarnations[name], self._pending[name] = source.incarnation, {}
-        pending, key_of = self._pending[name], self._remembered.key
+        pending = self._pending[name]
+        if not (late or pending):
+            return []
+        key_of = self._remembered.key
         horizon = max(self._since, source.joining_at)
         for elements in late:
             for each in self._remembered.unknown(elements, horizon, self._merge.max_stable):
@@ -218,7 +225,7 @@ class Losses:
         self._known.add(key)
 
 
-def _begin(merge: LMerge, remembered: "Remembered | NativeRemembered") -> int:
+def _begin(merge: LMerge, remembered: "Remembered | NativeRemembered", most: int) -> int:
     """Remembers what the output holds that may be published again; gives the time from which on
     that is all."""
     live = merge.live_output()
@@ -227,7 +234,7 @@ def _begin(merge: LMerge, remembered: "Remembered | NativeRemembered") -> int:
     latest = START
     for event in live:
         latest = max(latest, event.vs)
-        if len(remembered) <= _REMEMBERED:
+        if len(remembered) <= most:
             remembered.add(event.payload, event.vs)
-    whole = len(remembered) <= _REMEMBERED
+    whole = len(remembered) <= most
     return merge.max_stable if whole else latest + 1

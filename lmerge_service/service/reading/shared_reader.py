@@ -53,7 +53,7 @@ _APART_SECONDS: Final = 5.0
 """For so long a partition that the reader cannot read is left to each task."""
 _KEPT_BYTES: Final = 16 << 20
 _RECORD_BYTES: Final = 400
-"""What a record takes beside its value."""
+"""What a record takes beside its value, unless it exists in the engine alone."""
 AT_ONCE: Final = 4_000
 """Records of a poll for each task: more would leave the processor's caches between one step and the
 next, and let replicas drift apart, so that their events are no longer found among the recent ones.
@@ -61,7 +61,7 @@ next, and let replicas drift apart, so that their events are no longer found amo
 _AT_ONCE_IN_BATCHES: Final = 16_000
 """The same by the engine, which has no such steps, and to which a poll costs more than its records
 if they are few."""
-_MOST_AT_ONCE: Final = 32_000
+_MOST_AT_ONCE: Final = 64_000
 _FEW: Final = 1_000
 """So many records are soon read, at any rate."""
 _RATE_SECONDS, _BEHIND_SECONDS = 2.0, 0.5
@@ -70,9 +70,13 @@ _MEASURED_SECONDS: Final = 0.005
 _COMMIT_SECONDS, _LONGEST_COMMIT_SECONDS = 0.04, 3.0
 """Between two commits of a task, for each task of a worker that is behind: a commit takes some
 4 ms, so that all of them take a tenth of its time."""
-_FETCH_BYTES: Final = 2 << 20
+_COMMIT_BYTES: Final = 32 << 20
+"""Of all tasks together: with more than its share of it a task commits sooner."""
+_FETCH_BYTES: Final = 4 << 20
 """Of a partition at once, where tasks are several: each of them takes its part of what was fetched,
-which costs by the number of parts."""
+which costs by the number of parts …"""
+_FETCH_BYTES_A_TASK: Final = 1 << 20
+"""… so that few tasks need less."""
 
 
 LeadingInput: TypeAlias = SharedInput[SharingTask]
@@ -192,6 +196,11 @@ class SharedReader:
             return 0.0
         return min(_COMMIT_SECONDS * len(self.tasks), _LONGEST_COMMIT_SECONDS)
 
+    @property
+    def commit_bytes(self) -> int:
+        """So much is enough for a commit, however soon after the last."""
+        return _COMMIT_BYTES // max(1, len(self.tasks))
+
     def position(self, tp: TopicPartition, shared: LeadingInput) -> int:
         """Up to where a partition was read and merged, control records included."""
         at = None
@@ -204,8 +213,8 @@ class SharedReader:
     async def run(self) -> None:
         """Reads until cancelled."""
         most = self._topology.limits.max_record_bytes
-        if self._router.partitions > 1:
-            most = max(most, _FETCH_BYTES)
+        if (tasks := self._router.partitions) > 1:
+            most = max(most, min(tasks * _FETCH_BYTES_A_TASK, _FETCH_BYTES))
         while True:
             try:
                 async with self._cluster.source(max_record_bytes=most) as source:
@@ -317,10 +326,13 @@ class SharedReader:
     def _keep(
         self, shared: LeadingInput, partition: int, began: int, records: list[Record]
     ) -> None:
-        """Remembers what was read last, of all inputs together."""
-        if self._router.partitions == 1 or not shared.members:
+        """Remembers what was read last, of all inputs together, as long as a task is elsewhere."""
+        if len(shared.members) >= len(self.tasks) or not shared.members:
+            self._let_go(shared)
             return
-        size = value_bytes(records) + _RECORD_BYTES * len(records)
+        size = value_bytes(records)
+        if type(records) is list:
+            size += _RECORD_BYTES * len(records)
         shared.kept[partition].append((began, records))
         self._kept.append((shared, partition, size))
         self._kept_bytes += size
@@ -329,6 +341,15 @@ class SharedReader:
             self._kept_bytes -= size
             if oldest.kept:
                 oldest.kept[number].popleft()
+
+    def _let_go(self, shared: LeadingInput) -> None:
+        """Nobody is behind it who might take from memory what was read."""
+        if not any(shared.kept.values()):
+            return
+        for records in shared.kept.values():
+            records.clear()
+        self._kept_bytes -= sum(size for of, _, size in self._kept if of is shared)
+        self._kept = deque(each for each in self._kept if each[0] is not shared)
 
     def _leave_apart(self, source: Source) -> None:
         """Partitions that cannot be read: their tasks find out why."""
