@@ -1,13 +1,13 @@
 """A worker that is behind commits less often; one that keeps up commits at once."""
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from types import SimpleNamespace
 from typing import Any, cast
 
 from lmerge_service.elements import Insert
 from lmerge_service.kafka.sink import Committed, Outbox
-from lmerge_service.merge.commit_turns import CommitTurns
+from lmerge_service.merge.commit_turns import CommitTurns, Turn, at_once
 from lmerge_service.merge.counting import Accounts
 from lmerge_service.merge.outlets import Outlets
 from lmerge_service.merge.progress import TaskProgress
@@ -26,6 +26,7 @@ class Paced:
 
     def __init__(self) -> None:
         self.now, self.apart, self.committed = 1_000.0, 0.0, list[int]()
+        self.enough = 1 << 20
         overseen, topology = Overseen(topology_of("ab")), topology_of("ab")
         monitor: Any = SimpleNamespace(unchanged=print)
         self.transaction = Transaction(
@@ -33,7 +34,7 @@ class Paced:
             Snapshots(every=1e9, clock=self.clock, counts=Counter()),
             overseen.reporting, TaskProgress(), Accounts(), Outlets(topology, self.clock),
             table=None, turns=CommitTurns(), feedback=lambda *_: None, clock=self.clock,
-            apart=lambda: self.apart,
+            apart=lambda: self.apart, enough=lambda: self.enough,
         )  # fmt: skip
 
     def clock(self) -> float:
@@ -81,7 +82,10 @@ def test_a_transaction_is_filled_in_a_few_pieces_while_the_last_one_commits() ->
 
     async def run() -> None:
         paced, pieces = Paced(), list[int]()
-        paced.apart = 1e9  # as while a commit is under way: it begins when the next one is full
+        paced.apart, paced.enough = (
+            1e9,
+            1 << 30,
+        )  # as while a commit is under way: it begins when the next one is full
         while not paced.committed:
             pieces.append(paced.transaction.capacity)
             await paced.merge(-(-pieces[-1] // 3), 0.01)
@@ -90,6 +94,50 @@ def test_a_transaction_is_filled_in_a_few_pieces_while_the_last_one_commits() ->
         await paced.transaction.finish()
 
     asyncio.run(run())
+
+
+def test_who_is_behind_commits_what_is_enough_at_once() -> None:
+    async def run() -> None:
+        paced = Paced()
+        assert await paced.merge(1, 0) == [1]
+        paced.apart, paced.enough = 0.5, 10_000
+        assert await paced.merge(5, 0.1) == [1]
+        assert await paced.merge(500, 0.1) == [1, 505]
+        await paced.transaction.finish()
+
+    asyncio.run(run())
+
+
+def test_who_is_behind_has_more_commits_under_way() -> None:
+    most = [1]
+    turns = CommitTurns(lambda: most[0])
+    first, second, third, fourth = (Turn(turns) for _ in range(4))
+    assert [first.is_mine, second.is_mine, third.is_mine] == [True, False, False]
+    most[0] = 3
+    assert [fourth.is_mine, second.is_mine, third.is_mine] == [False, True, True]
+    most[0] = 1
+    second.end()
+    third.end()
+    assert not fourth.is_mine, "the first is under way"
+    first.end()
+    assert fourth.is_mine
+    assert at_once(behind=True) > at_once(behind=False)
+
+
+def test_what_was_read_is_kept_as_long_as_a_task_is_elsewhere() -> None:
+    reader = SharedReader(cast(Any, None), topology_of("ab"), lambda: 0.0)
+    members: list[Any] = ["one"]
+    shared: Any = SimpleNamespace(kept={0: deque()}, members=members)
+    records: Any = [SimpleNamespace(value=b"x")]
+    reader.tasks = cast(Any, {"one": None, "other": None})
+    reader._keep(shared, 0, 7, records)
+    assert list(shared.kept[0]) == [(7, records)]
+    members.append("other")
+    reader._keep(shared, 0, 8, records)
+    assert not shared.kept[0], "none is behind"
+    members.remove("other")
+    reader._keep(shared, 0, 9, records)
+    assert list(shared.kept[0]) == [(9, records)]
 
 
 def test_commits_are_the_further_apart_the_more_tasks_are_behind() -> None:
