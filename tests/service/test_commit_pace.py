@@ -118,9 +118,9 @@ def test_who_is_behind_has_more_commits_under_way() -> None:
     most[0] = 1
     second.end()
     third.end()
-    assert not fourth.is_mine, "the first is under way"
+    assert [fourth.is_mine] == [False], "the first is under way"
     first.end()
-    assert fourth.is_mine
+    assert [fourth.is_mine] == [True]
     assert at_once(behind=True) > at_once(behind=False)
 
 
