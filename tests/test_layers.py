@@ -106,14 +106,23 @@ def test_the_judge_knows_nothing_of_what_it_judges() -> None:
 
 def test_whoever_reads_a_status_loads_no_worker() -> None:
     """As drills, the demo and benchmarks do."""
-    code = "import sys, lmerge_service.service.status.document; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = set(done.stdout.split())
+    loaded = loaded_by("lmerge_service.service.status.document")
     assert not loaded & {
         "aiokafka",
         "lmerge_service.service.task",
         "lmerge_service.config.topology",
     }
+
+
+def test_a_query_starts_without_what_only_merges_need() -> None:
+    loaded = loaded_by("lmerge_service.replicas.serving")
+    assert not loaded & {"fastapi", "lmerge_service.config.topology"}
+
+
+def loaded_by(module: str) -> set[str]:
+    code = f"import sys, {module}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
 
 
 def test_a_module_states_what_it_is_and_what_is_public() -> None:

@@ -12,7 +12,8 @@ from lmerge_service.cli.workers import AT, WorkerAccess, address_of, somebody
 from lmerge_service.errors import ConfigurationError, fault_message
 
 if TYPE_CHECKING:
-    from lmerge_service.config.topology import Http, Topology
+    from lmerge_service.config.http import Http
+    from lmerge_service.config.topology import Topology
 
 __all__ = ("PORT", "dashboard")
 
@@ -139,7 +140,7 @@ def _where(
 ) -> "Http":
     from pydantic import ValidationError
 
-    from lmerge_service.config.topology import Http
+    from lmerge_service.config.http import Http
 
     if host not in _LOOPBACK and (certificate is None or token is None):
         raise typer.BadParameter(

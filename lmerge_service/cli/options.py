@@ -357,7 +357,7 @@ def controlled_by(loaded: "Topology", token: Path | None) -> "Topology":
 
 
 def _with_http(loaded: "Topology", changed: Mapping[str, Any]) -> "Topology":
-    from lmerge_service.config.topology import Http
+    from lmerge_service.config.http import Http
 
     http = Http.model_validate({**loaded.http.model_dump(), **changed})
     return loaded.model_copy(update={"http": http})

@@ -16,7 +16,7 @@ from lmerge_service.cli.run import log_to_stderr
 from lmerge_service.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from lmerge_service.config.topology import Http
+    from lmerge_service.config.http import Http
 
 __all__ = ("RESTART", "Feedback", "Rejoin", "ReplicaName", "Since", "check_restart", "run")
 
@@ -105,10 +105,13 @@ def run(
     """
     import asyncio
 
-    from lmerge_service.queries.physical import replayed
-    from lmerge_service.queries.properties import partition_columns
-    from lmerge_service.replicas.request import ReplicaRequest
-    from lmerge_service.replicas.serving import run_replica
+    from lmerge_service.merge.tuning import without_garbage_collector
+
+    with without_garbage_collector():  # what is imported stays
+        from lmerge_service.queries.physical import replayed
+        from lmerge_service.queries.properties import partition_columns
+        from lmerge_service.replicas.request import ReplicaRequest
+        from lmerge_service.replicas.serving import run_replica
 
     check_restart(since=since, rejoin=rejoin, resume=resume)
     query = planned.target.query()
@@ -157,6 +160,6 @@ def check_restart(*, since: int | None, rejoin: bool, resume: bool) -> None:
 
 
 def _http(port: int | None) -> "Http":
-    from lmerge_service.config.topology import Http
+    from lmerge_service.config.http import Http
 
     return Http(port=port or 0)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import httpx
 
     from lmerge_service.config.credentials import ClientTls
-    from lmerge_service.config.topology import Http
+    from lmerge_service.config.http import Http
 
 __all__ = ("AT", "DecisionOptions", "WorkerAccess", "WorkerClient", "address_of", "somebody")
 

@@ -9,16 +9,16 @@ section alone, for clients.
 
 import ipaddress
 import os
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from lmerge_service.config.credentials import ClientTls, Sasl, Secret, ServerTls
+from lmerge_service.config.credentials import ClientTls, Sasl
 from lmerge_service.config.durations import Seconds
 from lmerge_service.config.engines import engine_setting
+from lmerge_service.config.http import Http
 from lmerge_service.config.processes import Up
 from lmerge_service.config.topic_names import is_topic_name
 from lmerge_service.core import Case, Policy, StreamProperties
@@ -31,7 +31,6 @@ from lmerge_service.text import NANOSECONDS
 
 __all__ = (
     "GuardSettings",
-    "Http",
     "Kafka",
     "Limits",
     "Output",
@@ -45,8 +44,6 @@ __all__ = (
 )
 
 _HOUR = 3_600 * NANOSECONDS["s"]
-
-_TOKEN = re.compile(r"[!-~]{16,}")
 
 M = TypeVar("M", bound=BaseModel)
 GroupName = Annotated[str, Field(min_length=1, max_length=249)]
@@ -295,62 +292,6 @@ class GuardSettings(_Model):
     it is quarantined. 0: it is never quarantined for that."""
     duplicate_writer: Literal["quarantine", "report"] = "quarantine"
     """What becomes of a replica whose topic two producers seem to write."""
-
-
-class Http(_Model):
-    """Where health, status and metrics are served, and to whom; see `http.access`."""
-
-    host: str = "127.0.0.1"
-    """An address of this machine. Other than loopback needs tls, and tokens or tls.client_ca."""
-    port: int = Field(default=8321, ge=0, le=65_535)
-    """0 takes any free port; the log shows which."""
-    names: tuple[Annotated[str, Field(pattern=r"^[a-zA-Z0-9.-]+$")], ...] = ()
-    """Host names under which clients know it, beside its addresses and localhost."""
-    read_token: Secret | None = None
-    """Of who may read; without one, everybody on this machine may."""
-    control_token: Secret | None = None
-    """Of who may change what is merged; without one, nobody may."""
-    tls: ServerTls | None = None
-
-    @property
-    def demands_certificate(self) -> bool:
-        """Whether clients have to prove who they are."""
-        return self.tls is not None and self.tls.client_ca is not None
-
-    @field_validator("host")
-    @classmethod
-    def _address(cls, host: str) -> str:
-        try:
-            return host if host == "localhost" else str(ipaddress.ip_address(host))
-        except ValueError:
-            raise ValueError("an IP address of this machine is needed, or localhost") from None
-
-    @field_validator("read_token", "control_token")
-    @classmethod
-    def _strong(cls, token: Secret | None) -> Secret | None:
-        if token is not None and not _TOKEN.fullmatch(token.read().get_secret_value()):
-            raise ValueError(
-                "a token has 16 or more visible ASCII characters: `openssl rand -hex 32` makes one"
-            )
-        return token
-
-    @model_validator(mode="after")
-    def _guarded(self) -> "Http":
-        tokens = [each.read() for each in (self.read_token, self.control_token) if each]
-        if len(tokens) == 2 and tokens[0] == tokens[1]:
-            raise ValueError("read_token and control_token are the same: who reads could control")
-        known = bool(tokens) or self.demands_certificate
-        if not self.on_loopback and not (known and self.tls is not None):
-            raise ValueError(
-                f"host {self.host} can be reached by others, who could read what is merged and "
-                "change it: that needs tls (so that nobody listens in on tokens), and read_token, "
-                "control_token or tls.client_ca (so that it is known who asks)"
-            )
-        return self
-
-    @property
-    def on_loopback(self) -> bool:
-        return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
 
 
 class Topology(_Model):

@@ -106,5 +106,5 @@ class Expiry(Generic[K]):
             self._fill()
 
     def _fill(self) -> None:
-        self._heap[:] = [(due, next(self._serial), key) for key, due in self._due.items()]
+        self._heap[:] = [*zip(self._due.values(), self._serial, self._due, strict=False)]
         heapify(self._heap)

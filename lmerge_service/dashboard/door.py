@@ -26,7 +26,7 @@ from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from lmerge_service.config.topology import Http
+from lmerge_service.config.http import Http
 from lmerge_service.http.access import Access
 from lmerge_service.page import render
 

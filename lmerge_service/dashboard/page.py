@@ -21,7 +21,7 @@ from nicegui import ui
 from nicegui.events import GenericEventArguments
 from starlette.types import ASGIApp
 
-from lmerge_service.config.topology import Http
+from lmerge_service.config.http import Http
 from lmerge_service.dashboard import charts
 from lmerge_service.dashboard.dialogs import Dialogs, Session
 from lmerge_service.dashboard.door import Door

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
-from lmerge_service.config.topology import Http
+from lmerge_service.config.http import Http
 from lmerge_service.dashboard.installed import MISSING, is_installed
 from lmerge_service.dashboard.watching import Watched
 from lmerge_service.errors import EnvironmentMissingError

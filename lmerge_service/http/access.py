@@ -35,12 +35,13 @@ import re
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from fastapi import HTTPException, Request
 from pydantic import SecretStr
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lmerge_service.config.credentials import Secret
-from lmerge_service.config.topology import Http
+from lmerge_service.config.http import Http
 from lmerge_service.errors import EnvironmentMissingError
 
 __all__ = ("BODY_BYTES", "BODY_SECONDS", "HEADER_BYTES", "Access", "AccessMiddleware")

@@ -1,4 +1,4 @@
-"""The worker's HTTP side: health, readiness, status, metrics; `access` decides who may ask.
+"""The server of a process's HTTP side; `access` decides who may ask.
 
 Who owns what
     `serve` owns the listening socket, bound before anything else so that an occupied port is
@@ -8,25 +8,19 @@ Who owns what
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import uvicorn
-from fastapi import Depends, FastAPI, Request, Response
-from prometheus_client import CollectorRegistry
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
-from lmerge_service.config.topology import Http
+from lmerge_service.config.http import Http
 from lmerge_service.errors import EnvironmentMissingError
-from lmerge_service.http.access import HEADER_BYTES, Access, AccessMiddleware
-from lmerge_service.http.exposition import exposed
+from lmerge_service.http.access import HEADER_BYTES
 from lmerge_service.http.listener import CONNECTIONS, RequestTimeoutProtocol
 
-if TYPE_CHECKING:
-    from lmerge_service.merge.decisions.control_log import Control
-
-__all__ = ("guarded", "observed", "serve")
+__all__ = ("serve",)
 
 _HEADERS = [
     ("X-Content-Type-Options", "nosniff"),
@@ -34,75 +28,6 @@ _HEADERS = [
     ("Referrer-Policy", "no-referrer"),
     ("Cache-Control", "no-store"),
 ]
-
-
-def guarded(
-    access: Access,
-    registry: CollectorRegistry,
-    control: "Callable[[], Control | None]",
-    *,
-    reasons: Callable[[], list[str]],
-    state: Callable[[], str],
-) -> FastAPI:
-    """The routes of every merging process: those of `observed`, and decisions."""
-    from lmerge_service.http.api import routes  # slow to import, and queries decide nothing
-
-    app = observed(access, registry, reasons=reasons, state=state)
-    reads, controls = [Depends(access.reads)], [Depends(access.controls)]
-    app.include_router(routes(control, reads=reads, controls=controls))
-    return app
-
-
-def observed(
-    access: Access,
-    registry: CollectorRegistry,
-    *,
-    reasons: Callable[[], list[str]],
-    state: Callable[[], str],
-) -> FastAPI:
-    """The routes of every process: health, readiness, and metrics.
-
-    Health and readiness are open to everybody, since probes hold no secrets; the reasons, like
-    everything else, only to those who may read.
-    """
-    app = FastAPI(title="lmerge", docs_url=None, redoc_url=None)
-    app.add_middleware(_Heads)
-    app.add_middleware(AccessMiddleware, access=access)  # the outermost
-
-    @app.get("/healthz")
-    async def healthz(request: Request) -> dict[str, str | list[str]]:
-        """The process lives; `degraded` means that somebody should look, not that it should die."""
-        found = reasons()
-        shown = found if access.may_read(request) else []
-        return {"health": "degraded" if found else "ok", "reasons": shown}
-
-    @app.get("/readyz")
-    async def readyz(response: Response) -> dict[str, str]:
-        """200 while elements are merged, followed or emitted; 503 while the process starts or
-        recovers, or cannot reach Kafka."""
-        found = state()
-        response.status_code = 200 if found in ("running", "standby") else 503
-        return {"state": found}
-
-    @app.get("/metrics", dependencies=[Depends(access.reads)])
-    async def metrics(request: Request) -> Response:
-        """The same for Prometheus, in the format that its Accept header prefers."""
-        text, content_type = exposed(registry, request.headers.getlist("accept"))
-        return Response(text, headers={"Content-Type": content_type, "Vary": "Accept"})
-
-    return app
-
-
-class _Heads:
-    """ASGI middleware: HEAD is answered as GET is; the server leaves out the body."""
-
-    def __init__(self, app: ASGIApp):
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] == "HEAD":
-            scope = {**scope, "method": "GET"}
-        await self._app(scope, receive, send)
 
 
 class _Server(uvicorn.Server):

@@ -134,7 +134,8 @@ class EventIndex:
 
     def load(self, state: Any) -> None:
         """Takes over what `state` gave, in place of its own; it is sorted, and stays so."""
-        held, count = dict[Lifetime, dict[Hashable, int]](), 0
+        held: dict[Lifetime, dict[Hashable, int]] = {}
+        count = 0
         for vs, ve, saved in state:
             payloads = held[vs, ve] = {}
             for payload, times in saved:
@@ -142,7 +143,8 @@ class EventIndex:
                 count += times
         self.held, self._count = held, count
         self.by_start = [*held]
-        self.by_end = sorted([(ve, vs) for vs, ve in held])
+        self.by_end = [(ve, vs) for vs, ve in held]
+        self.by_end.sort()
 
     def check(self) -> None:
         """Asserts V1 and V2."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from lmerge_service.config.topology import Http
+from lmerge_service.config.http import Http
 from lmerge_service.kafka.connection import Connection
 from lmerge_service.queries import logical
 from lmerge_service.queries.physical import PhysicalPlan

@@ -3,14 +3,17 @@
 import asyncio
 
 import structlog
-from fastapi import Depends, FastAPI
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
 
 from lmerge_service.http.access import Access
-from lmerge_service.http.server import observed, serve
+from lmerge_service.http.observed import observed, observing
+from lmerge_service.http.server import serve
 from lmerge_service.replicas.metrics import metrics_of
 from lmerge_service.replicas.request import ReplicaRequest
 from lmerge_service.replicas.running import QueryPhase, QueryReplica
-from lmerge_service.replicas.status import QueryStatus, reasons_of, status_of
+from lmerge_service.replicas.status import reasons_of, status_of
 from lmerge_service.signals import orderly_end
 
 __all__ = ("application", "run_replica")
@@ -18,23 +21,22 @@ __all__ = ("application", "run_replica")
 log = structlog.get_logger()
 
 
-def application(replica: QueryReplica, access: Access) -> FastAPI:
+def application(replica: QueryReplica, access: Access) -> Starlette:
     """The routes over a replica; all run on the event loop, where nothing changes under them."""
 
     def readiness() -> str:
         ready = replica.phase in (QueryPhase.RUNNING, QueryPhase.ENDED)
         return "running" if ready else replica.phase
 
-    app = observed(
+    async def status(request: Request) -> Response:
+        """Everything the replica knows about its inputs, its plan and its output."""
+        await access.reads(request)
+        return Response(status_of(replica).model_dump_json(), media_type="application/json")
+
+    common = observing(
         access, metrics_of(replica), reasons=lambda: reasons_of(replica), state=readiness
     )
-
-    @app.get("/status", dependencies=[Depends(access.reads)])
-    async def status() -> QueryStatus:
-        """Everything the replica knows about its inputs, its plan and its output."""
-        return status_of(replica)
-
-    return app
+    return observed(access, {**common, "/status": status})
 
 
 async def run_replica(request: ReplicaRequest) -> bool:

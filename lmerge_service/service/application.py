@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import Depends, FastAPI, Query
 
 from lmerge_service.http.access import Access
-from lmerge_service.http.server import guarded
+from lmerge_service.http.guarded import guarded
 from lmerge_service.merge.feedback import FeedbackOut
 from lmerge_service.service.status.bounds import Reused, part_of
 from lmerge_service.service.status.build import readiness_of, status_of

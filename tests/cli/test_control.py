@@ -15,7 +15,7 @@ import pytest
 from fastapi import Depends, FastAPI
 from rich.console import Console
 
-from lmerge_service.config.topology import Http
+from lmerge_service.config.http import Http
 from lmerge_service.errors import TransportError
 from lmerge_service.http.access import Access, AccessMiddleware
 from lmerge_service.http.api import routes

@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
-from lmerge_service.config.topology import Http
+from lmerge_service.config.http import Http
 from lmerge_service.http.server import serve
 
 __all__ = ("TOKEN", "ServedWorker", "served")

@@ -13,7 +13,8 @@ import httpx
 import pytest
 from fastapi import Body, Depends, FastAPI
 
-from lmerge_service.config.topology import Http, load
+from lmerge_service.config.http import Http
+from lmerge_service.config.topology import load
 from lmerge_service.errors import ConfigurationError, EnvironmentMissingError
 from lmerge_service.http import access as limits
 from lmerge_service.http import listener

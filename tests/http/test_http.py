@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -10,13 +11,17 @@ from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as parsed_openmetrics,
 )
 from prometheus_client.parser import text_string_to_metric_families as parsed_text
+from starlette.types import ASGIApp
 
-from lmerge_service.config.topology import Http
+from lmerge_service.config.http import Http
 from lmerge_service.elements import Insert
 from lmerge_service.http.access import Access
-from lmerge_service.http.server import guarded, serve
+from lmerge_service.http.guarded import guarded
+from lmerge_service.http.observed import observed, observing
+from lmerge_service.http.server import serve
 from tests.service.cluster import Merge
 
+TOKEN = "0123456789abcdef"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8; escaping=underscores"
 OLD_OPENMETRICS = "application/openmetrics-text; version=0.0.1; charset=utf-8"
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -67,6 +72,37 @@ def test_n11_head_of_what_is_not_there_or_decides_is_refused_as_ever() -> None:
     assert asked("HEAD", path="/nothing").status_code == 404
     assert asked("HEAD", path="/v1/accept-gap").status_code == 405
     assert asked("HEAD", path="/v1/replicas").status_code == 503, "there is no control log yet"
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/healthz"), ("GET", "/readyz"), ("GET", "/metrics"), ("GET", "/nothing"),
+     ("POST", "/healthz")],
+)  # fmt: skip
+@pytest.mark.parametrize("token", [None, "wrong", TOKEN])
+def test_a_process_that_decides_nothing_answers_as_one_that_does(
+    tmp_path: Path, method: str, path: str, token: str | None
+) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    http = Http.model_validate({"port": 0, "read_token": {"file": str(tmp_path / "token")}})
+    access, registry = Access(http), CollectorRegistry()
+    common: Any = {"reasons": lambda: ["look"], "state": lambda: "recovering"}
+    merging = guarded(access, registry, lambda: None, **common)
+    querying = observed(access, observing(access, registry, **common))
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+
+    async def ask(app: ASGIApp) -> httpx.Response:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            return await client.request(method, path, headers=headers)
+
+    one, other = (asyncio.run(ask(app)) for app in (merging, querying))
+    assert (one.status_code, one.content) == (other.status_code, other.content)
+    for name in ("content-type", "www-authenticate"):
+        assert one.headers.get(name) == other.headers.get(name)
+    refused = path == "/metrics" and token != TOKEN
+    assert (one.status_code == 401) == refused
+    assert ("look" in one.text) == (token == TOKEN and (method, path) == ("GET", "/healthz"))
 
 
 @pytest.mark.full

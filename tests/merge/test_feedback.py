@@ -9,7 +9,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from lmerge_service.config.topology import Http
+from lmerge_service.config.http import Http
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.errors import TransportError
 from lmerge_service.formats.feedback import FeedbackRecord, feedback_topic

@@ -203,8 +203,9 @@ class _Group:
         """One that was saved."""
         group = cls()
         group.left.load(left)
-        group.starts = dict(starts)
-        group.order = sorted(group.starts)
+        if starts:
+            group.starts = dict(starts)
+            group.order = sorted(group.starts)
         return group
 
     def __len__(self) -> int:

@@ -45,7 +45,8 @@ from typing import Final
 import msgspec
 import pyarrow.fs as pafs
 
-from lmerge_service.config.topology import Http, Kafka, Topology
+from lmerge_service.config.http import Http
+from lmerge_service.config.topology import Kafka, Topology
 from lmerge_service.errors import ConfigurationError, StateError
 from lmerge_service.merge.decisions import folds
 from lmerge_service.merge.decisions.ledger import Ledger

@@ -25,7 +25,8 @@ from prometheus_client.registry import Collector
 from lmerge_service.config.topology import Topology
 from lmerge_service.core import BreachKind
 from lmerge_service.http.access import Access
-from lmerge_service.http.server import guarded, serve
+from lmerge_service.http.guarded import guarded
+from lmerge_service.http.server import serve
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.connection import connection_of
 from lmerge_service.merge.decisions.control_log import LoggedControl
