@@ -1,7 +1,6 @@
-//! Records for the output, in batches of Kafka's format 2 that need a producer's numbers only.
+//! Records for the output, in batches that need a producer's numbers only.
 //!
-//! Reference: `formats.wire.encode`, and aiokafka's `DefaultRecordBatchBuilder`, whose bytes these
-//! are. A record's time is its batch's, which is when that is sent.
+//! Reference: `formats.wire.encode`.
 
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
@@ -9,8 +8,8 @@ use pyo3::types::{PyBytes, PyList, PySlice, PyTuple};
 
 use crate::batch::Batch;
 use crate::element::Kind;
-use crate::fetched::{ATTRIBUTES, CRC, HEAD, MAGIC, OVERHEAD, TRANSACTIONAL};
-use crate::rows::Rows;
+use crate::fetched::HEAD;
+use crate::sealing::{headers_as_bytes, sealed, width, Content};
 use crate::wire;
 
 /// Where key and value of a record are in its batch; one has no size where it is null.
@@ -35,12 +34,16 @@ impl Part {
             places: vec![],
         }
     }
+
+    fn bytes(&self, (at, size): (u32, Option<u32>)) -> Option<&[u8]> {
+        size.map(|size| &self.bytes[at as usize..][..size as usize])
+    }
 }
 
 /// A sequence of records, (key, value), which have the same headers.
 #[pyclass(sequence, module = "lmerge_engine")]
 pub struct Encoded {
-    /// As each record has them, their number before them.
+    /// See `headers_as_bytes`.
     headers: Vec<u8>,
     /// A batch has fewer bytes, unless it is a single record.
     most: usize,
@@ -51,102 +54,74 @@ fn small(size: usize) -> u32 {
     u32::try_from(size).expect("a record has less than 4 GiB")
 }
 
-/// A size, as Kafka writes it: zigzag, seven bits a byte.
-fn put_size(out: &mut Vec<u8>, size: usize) {
-    let mut rest = (size as u64) << 1;
-    while rest >= 0x80 {
-        out.push(rest as u8 | 0x80);
-        rest >>= 7;
-    }
-    out.push(rest as u8);
-}
-
-fn width(size: usize) -> usize {
-    let bits = 64 - ((size as u64) << 1 | 1).leading_zeros() as usize;
-    bits.div_ceil(7)
-}
-
-const NULL: u8 = 1;
-
 impl Encoded {
-    fn records(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.parts
             .last()
             .map_or(0, |part| part.first + part.places.len())
     }
 
     fn put(&mut self, key: Option<&[u8]>, value: Option<&[u8]>) {
-        let of = |part: Option<&[u8]>| part.map_or(1, |part| width(part.len()) + part.len());
-        let fixed = 2 + of(key) + of(value) + self.headers.len();
-        let number = self.parts.last().map_or(0, |part| part.places.len());
-        let mut size = fixed + width(number);
+        let headers = &self.headers;
+        let content = Content {
+            key,
+            value,
+            headers,
+        };
         let full = |part: &Part| {
-            let needed = part.bytes.len() + width(size) + size;
+            let needed = part.bytes.len() + content.size(part.places.len());
             needed >= self.most && !part.places.is_empty() // as the client does
         };
         if self.parts.last().is_none_or(full) {
-            self.parts.push(Part::at(self.records()));
-            size = fixed + width(0);
+            self.parts.push(Part::at(self.len()));
         }
         let part = self.parts.last_mut().expect("there is one");
-        let out = &mut part.bytes;
-        put_size(out, size);
-        out.extend_from_slice(&[0, 0]); // attributes, and how much later than the first
-        put_size(out, part.places.len());
-        let put_part = |out: &mut Vec<u8>, part: Option<&[u8]>| {
-            match part {
-                Some(part) => put_size(out, part.len()),
-                None => out.push(NULL),
-            }
-            let at = small(out.len());
-            out.extend_from_slice(part.unwrap_or_default());
-            (at, part.map(|part| small(part.len())))
+        let written = content.put(part.places.len(), &mut part.bytes);
+        written.expect("memory takes what is written");
+        let place = |part: Option<&[u8]>, end: usize| {
+            let size = part.map(|part| small(part.len()));
+            (small(end - part.map_or(0, <[u8]>::len)), size)
         };
-        let (key, value) = (put_part(out, key), put_part(out, value));
-        out.extend_from_slice(&self.headers);
-        part.places.push(Place { key, value });
+        let value_at = place(value, part.bytes.len() - headers.len());
+        let sized = value.map_or(1, |value| width(value.len()));
+        let key_at = place(key, value_at.0 as usize - sized);
+        part.places.push(Place {
+            key: key_at,
+            value: value_at,
+        });
+    }
+
+    /// Key and value of a record, one that there is.
+    pub fn pair(&self, at: usize) -> (Option<&[u8]>, Option<&[u8]>) {
+        let part = &self.parts[self.parts.partition_point(|part| part.first <= at) - 1];
+        let place = &part.places[at - part.first];
+        (part.bytes(place.key), part.bytes(place.value))
     }
 
     fn record<'py>(&self, py: Python<'py>, at: usize) -> PyResult<Bound<'py, PyTuple>> {
-        let part = &self.parts[self.parts.partition_point(|part| part.first <= at) - 1];
-        let Place { key, value } = &part.places[at - part.first];
-        let bytes = |&(at, size): &(u32, Option<u32>)| {
-            size.map(|size| PyBytes::new(py, &part.bytes[at as usize..][..size as usize]))
-        };
-        (bytes(key), bytes(value)).into_pyobject(py)
+        let (key, value) = self.pair(at);
+        let made = |part: &[u8]| PyBytes::new(py, part);
+        (key.map(made), value.map(made)).into_pyobject(py)
     }
 }
 
 #[pymethods]
 impl Encoded {
     #[new]
-    fn new(headers: Vec<(String, Option<Vec<u8>>)>, most: usize) -> Self {
-        let mut encoded = vec![];
-        put_size(&mut encoded, headers.len());
-        for (name, value) in headers {
-            put_size(&mut encoded, name.len());
-            encoded.extend_from_slice(name.as_bytes());
-            match value {
-                Some(value) => {
-                    put_size(&mut encoded, value.len());
-                    encoded.extend_from_slice(&value);
-                }
-                None => encoded.push(NULL),
-            }
-        }
-        Encoded {
-            headers: encoded,
+    fn new(headers: Vec<(String, Option<Vec<u8>>)>, most: usize) -> PyResult<Self> {
+        Ok(Encoded {
+            headers: headers_as_bytes(headers)?,
             most,
             parts: vec![],
-        }
+        })
     }
 
     fn __len__(&self) -> usize {
-        self.records()
+        self.len()
     }
 
     fn __getitem__<'py>(&self, key: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        let (py, size) = (key.py(), isize::try_from(self.records())?);
+        let (py, size) = (key.py(), isize::try_from(self.len())?);
         if let Ok(slice) = key.cast::<PySlice>() {
             let range = slice.indices(size)?;
             let found = PyList::empty(py);
@@ -173,13 +148,6 @@ impl Encoded {
 
     fn __iadd__(&mut self, records: Vec<(Option<Bound<'_, PyBytes>>, Bound<'_, PyBytes>)>) {
         records.into_iter().for_each(|record| self.append(record));
-    }
-
-    /// Rows of a table.
-    fn extend_rows(&mut self, rows: &Rows) {
-        for (key, value) in rows.pairs() {
-            self.put(Some(key), value);
-        }
     }
 
     /// Elements; the key of one with a payload is that, or the next one of `keys`. Returns (bytes
@@ -238,50 +206,12 @@ impl Encoded {
         epoch: i16,
         sequence: i32,
     ) -> PyResult<Bound<'py, PyBytes>> {
+        let stamp = (timestamp, producer, epoch, sequence);
         let part = self.parts.get(number);
         let part = part.ok_or_else(|| PyIndexError::new_err("there are fewer batches"))?;
-        let (length, count) = (part.bytes.len(), i32::try_from(part.places.len())?);
-        let inside = i32::try_from(length - OVERHEAD)?;
-        PyBytes::new_with(py, length, |out| {
-            out[HEAD..].copy_from_slice(&part.bytes[HEAD..]);
-            let head: [&[u8]; 12] = [
-                &0i64.to_be_bytes(), // its offset, which the broker sets
-                &inside.to_be_bytes(),
-                &(-1i32).to_be_bytes(), // the leader's epoch
-                &[2; 1],
-                &[0; 4], // the sum
-                &TRANSACTIONAL.to_be_bytes(),
-                &(count - 1).to_be_bytes(),
-                &timestamp.to_be_bytes(),
-                &timestamp.to_be_bytes(),
-                &producer.to_be_bytes(),
-                &epoch.to_be_bytes(),
-                &sequence.to_be_bytes(),
-            ];
-            let mut at = 0;
-            for field in head {
-                out[at..at + field.len()].copy_from_slice(field);
-                at += field.len();
-            }
-            out[at..HEAD].copy_from_slice(&count.to_be_bytes());
-            debug_assert_eq!(out[MAGIC], 2);
-            let sum = crc32c::crc32c(&out[ATTRIBUTES..]);
-            out[CRC..ATTRIBUTES].copy_from_slice(&sum.to_be_bytes());
+        sealed(py, part.bytes.len(), part.places.len(), stamp, |out| {
+            out.copy_from_slice(&part.bytes[HEAD..]);
             Ok(())
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_size_is_as_wide_as_it_is_written() {
-        for size in [0, 1, 63, 64, 8_191, 8_192, 1 << 20, (1 << 20) - 1, 1 << 27] {
-            let mut out = vec![];
-            put_size(&mut out, size);
-            assert_eq!(width(size), out.len());
-        }
     }
 }

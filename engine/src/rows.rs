@@ -2,21 +2,30 @@
 //!
 //! Reference: `merge.table.rows.KeyedRows`, `formats.table.RowKeys`.
 
-use pyo3::exceptions::PyIndexError;
+use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PySlice, PyTuple};
 
 use crate::batch::Batch;
 use crate::element::Kind;
+use crate::encoded::Encoded;
 use crate::table;
 use crate::wire;
 
-/// Where a row is in the arena.
+/// Where a row's value is.
+enum Value {
+    Removed,
+    /// Behind its key in the arena, up to here.
+    UpTo(usize),
+    /// In this record of the output, an insert.
+    Inserted(usize),
+}
+
+/// A row, whose key is in the arena.
 struct Place {
     key: usize,
-    value: usize,
-    end: usize,
-    removed: bool,
+    key_end: usize,
+    value: Value,
 }
 
 type Row<'py> = (Bound<'py, PyBytes>, Option<Bound<'py, PyBytes>>);
@@ -26,38 +35,70 @@ type Row<'py> = (Bound<'py, PyBytes>, Option<Bound<'py, PyBytes>>);
 pub struct Rows {
     arena: Vec<u8>,
     places: Vec<Place>,
+    /// What the output's transaction has of records, where there are rows that were made of them.
+    output: Option<Py<Encoded>>,
     /// How many have no value.
     #[pyo3(get)]
     removals: usize,
 }
 
+/// Rows and the output's records, to be looked at.
+pub struct Look<'a> {
+    rows: &'a Rows,
+    output: Option<PyRef<'a, Encoded>>,
+}
+
+impl Look<'_> {
+    /// The key and the value of a row, one that there is.
+    pub fn pair(&self, at: usize) -> (&[u8], Option<&[u8]>) {
+        let place = &self.rows.places[at];
+        let arena = &self.rows.arena;
+        let value = match place.value {
+            Value::Removed => None,
+            Value::UpTo(end) => Some(&arena[place.key_end..end]),
+            Value::Inserted(record) => {
+                let output = self.output.as_ref().expect("the rows are of its records");
+                output.pair(record).1
+            }
+        };
+        (&arena[place.key..place.key_end], value)
+    }
+}
+
 impl Rows {
-    /// Keys and values.
-    pub fn pairs(&self) -> impl Iterator<Item = (&[u8], Option<&[u8]>)> {
-        self.places.iter().map(|place| self.pair(place))
+    pub fn len(&self) -> usize {
+        self.places.len()
     }
 
-    fn pair(&self, place: &Place) -> (&[u8], Option<&[u8]>) {
-        let value = &self.arena[place.value..place.end];
-        let key = &self.arena[place.key..place.value];
-        (key, (!place.removed).then_some(value))
-    }
-
-    /// Ends the row whose key is in the arena from `key` to `value`, and its value from there on.
-    fn end(&mut self, key: usize, value: usize, removed: bool) {
-        self.removals += usize::from(removed);
-        self.places.push(Place {
-            key,
-            value,
-            end: self.arena.len(),
-            removed,
-        });
+    pub fn look<'py>(&'py self, py: Python<'py>) -> Look<'py> {
+        let output = self.output.as_ref().map(|output| output.borrow(py));
+        Look { rows: self, output }
     }
 
     fn row<'py>(&self, py: Python<'py>, at: usize) -> PyResult<Bound<'py, PyTuple>> {
-        let (key, value) = self.pair(&self.places[at]);
+        let look = self.look(py);
+        let (key, value) = look.pair(at);
         let value = value.map(|value| PyBytes::new(py, value));
         (PyBytes::new(py, key), value).into_pyobject(py)
+    }
+
+    fn add(&mut self, key: usize, key_end: usize, value: Value) {
+        self.removals += usize::from(matches!(value, Value::Removed));
+        self.places.push(Place {
+            key,
+            key_end,
+            value,
+        });
+    }
+
+    /// From now on rows may be of these records.
+    fn follow(&mut self, output: &Bound<'_, Encoded>) -> PyResult<()> {
+        match &self.output {
+            None => self.output = Some(output.clone().unbind()),
+            Some(known) if known.is(output) => {}
+            Some(_) => return Err(PyValueError::new_err("the rows are of another output's")),
+        }
+        Ok(())
     }
 }
 
@@ -68,6 +109,7 @@ impl Rows {
         let mut made = Rows {
             arena: vec![],
             places: vec![],
+            output: None,
             removals: 0,
         };
         made.__iadd__(rows);
@@ -75,7 +117,7 @@ impl Rows {
     }
 
     fn __len__(&self) -> usize {
-        self.places.len()
+        self.len()
     }
 
     fn __getitem__<'py>(&self, key: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
@@ -100,11 +142,12 @@ impl Rows {
         let (key, value) = row;
         let at = self.arena.len();
         self.arena.extend_from_slice(key.as_bytes());
-        let behind = self.arena.len();
-        if let Some(value) = &value {
+        let key_end = self.arena.len();
+        let value = value.map_or(Value::Removed, |value| {
             self.arena.extend_from_slice(value.as_bytes());
-        }
-        self.end(at, behind, value.is_none());
+            Value::UpTo(self.arena.len())
+        });
+        self.add(at, key_end, value);
     }
 
     fn __iadd__(&mut self, rows: Vec<Row<'_>>) {
@@ -114,34 +157,42 @@ impl Rows {
     fn clear(&mut self) {
         self.arena.clear();
         self.places.clear();
+        self.output = None;
         self.removals = 0;
     }
 
-    /// What elements change, where (payload, vs) is a key; `keys` are the logical keys of those with
-    /// a payload, where row keys have them.
-    #[pyo3(signature = (batch, keys = None))]
-    fn extend(&mut self, batch: &Batch, keys: Option<Vec<Bound<'_, PyBytes>>>) -> PyResult<()> {
-        let keyed = keys.is_some();
-        let mut keys = keys.unwrap_or_default().into_iter();
-        for rec in batch.elements.recs() {
+    /// What elements change, where (payload, vs) is a key. The records of `output` from `first` on
+    /// are theirs; `keyed`: row keys have the logical keys, which are those of the records.
+    fn extend(
+        &mut self,
+        batch: &Batch,
+        output: &Bound<'_, Encoded>,
+        first: usize,
+        keyed: bool,
+    ) -> PyResult<()> {
+        self.follow(output)?;
+        let output = output.borrow();
+        let recs = batch.elements.recs();
+        if output.len() < first + recs.len() {
+            return Err(PyIndexError::new_err("there are fewer records"));
+        }
+        for (record, rec) in (first..).zip(recs) {
             if rec.kind == Kind::Stable {
                 continue;
             }
-            let logical = keys.next();
-            if keyed && logical.is_none() {
-                return Err(PyIndexError::new_err("there are fewer keys"));
-            }
             let (payload, at) = (batch.elements.payload(rec), self.arena.len());
-            let logical = logical.as_ref().map(|key| key.as_bytes());
+            let logical = if keyed { output.pair(record).0 } else { None };
             table::put_key(&mut self.arena, logical, rec.vs, payload);
-            let behind = self.arena.len();
-            let removed = rec.kind == Kind::Adjust && rec.ve == rec.vs;
-            if rec.kind == Kind::Insert {
-                wire::encode(rec, payload, &mut self.arena);
-            } else if !removed {
+            let key_end = self.arena.len();
+            let value = if rec.kind == Kind::Insert {
+                Value::Inserted(record)
+            } else if rec.ve == rec.vs {
+                Value::Removed
+            } else {
                 wire::encode(&rec.inserting(), payload, &mut self.arena);
-            }
-            self.end(at, behind, removed);
+                Value::UpTo(self.arena.len())
+            };
+            self.add(at, key_end, value);
         }
         Ok(())
     }

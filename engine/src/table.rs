@@ -17,10 +17,12 @@ pub fn put_key(out: &mut Vec<u8>, logical: Option<&[u8]>, vs: i64, payload: &[u8
     out.extend_from_slice(b"\"vs\":");
     out.extend_from_slice(itoa::Buffer::new().format(vs).as_bytes());
     out.extend_from_slice(b",\"digest\":\"");
-    for byte in &Sha256::digest(payload)[..16] {
-        out.push(DIGITS[usize::from(byte >> 4)]);
-        out.push(DIGITS[usize::from(byte & 15)]);
+    let mut hexadecimal = [0; 32];
+    for (pair, byte) in hexadecimal.chunks_exact_mut(2).zip(Sha256::digest(payload)) {
+        pair[0] = DIGITS[usize::from(byte >> 4)];
+        pair[1] = DIGITS[usize::from(byte & 15)];
     }
+    out.extend_from_slice(&hexadecimal);
     out.extend_from_slice(b"\"}");
 }
 

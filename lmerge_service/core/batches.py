@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from lmerge_service.elements import Element
 
 if TYPE_CHECKING:
-    from lmerge_engine import Batch, Encoded, Rows
+    from lmerge_engine import Batch, Encoded, EncodedRows, Rows
 
 __all__ = (
     "as_batch",
     "as_encoded",
+    "as_sealable",
     "encoded_of",
     "encoded_rows",
     "is_for_the_engine",
@@ -45,6 +46,13 @@ def as_encoded(records: Iterable[Any]) -> "Encoded | None":
     return cast("Encoded", records)
 
 
+def as_sealable(records: Iterable[Any]) -> "Encoded | EncodedRows | None":
+    """Records themselves, if the engine makes their batches."""
+    if _engine is None or type(records) not in (_engine.Encoded, _engine.EncodedRows):
+        return None
+    return cast("Encoded | EncodedRows", records)
+
+
 def encoded_of(
     records: Iterable[tuple[bytes | None, bytes]],
     headers: Sequence[tuple[str, bytes]],
@@ -70,9 +78,7 @@ def encoded_rows(
     """Rows with the headers that each is to have, as records of the engine if they are its own."""
     if _engine is None or type(rows) is not _engine.Rows:
         return rows
-    encoded = cast("Encoded", _engine.Encoded(headers, batch_bytes))
-    encoded.extend_rows(cast("Rows", rows))
-    return encoded
+    return cast("Sequence[Any]", _engine.EncodedRows(rows, headers, batch_bytes))
 
 
 def removals_among(rows: Sequence[Row]) -> int:

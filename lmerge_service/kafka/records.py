@@ -36,7 +36,7 @@ from aiokafka.record.memory_records import MemoryRecords
 from lmerge_service.formats.headers import TimedRecord
 
 if TYPE_CHECKING:
-    from lmerge_engine import Encoded, Records
+    from lmerge_engine import Encoded, EncodedRows, Records
 
 __all__ = (
     "Record",
@@ -94,7 +94,7 @@ def value_bytes(records: Sequence[Record]) -> int:
 # --- in place of the client's builder -------------------------------------------------------------
 
 
-def sealed(records: "Encoded", timestamp: int) -> list["SealedBatch"]:
+def sealed(records: "Encoded | EncodedRows", timestamp: int) -> list["SealedBatch"]:
     """The records in batches for a transactional producer, with a time in ms."""
     sizes = enumerate(records.sizes())
     return [SealedBatch(records, number, *each, timestamp) for number, each in sizes]
@@ -104,7 +104,12 @@ class SealedBatch:
     """A batch that takes no more records, as the producer asks a `BatchBuilder` for it."""
 
     def __init__(
-        self, records: "Encoded", number: int, count: int, size: int, timestamp: int
+        self,
+        records: "Encoded | EncodedRows",
+        number: int,
+        count: int,
+        size: int,
+        timestamp: int,
     ) -> None:
         self._records, self._number, self._timestamp = records, number, timestamp
         self._count, self._size = count, size

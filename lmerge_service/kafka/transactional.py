@@ -25,7 +25,7 @@ from aiokafka.errors import (
 from aiokafka.producer import sender
 from aiokafka.producer.message_accumulator import BatchBuilder
 
-from lmerge_service.core.batches import as_encoded
+from lmerge_service.core.batches import as_sealable
 from lmerge_service.errors import UnwritableError
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.kafka import clients
@@ -158,8 +158,8 @@ class TransactionalWriter:
         the engine has not built the batches."""
         if not records:
             return
-        if (encoded := as_encoded(records)) is not None:
-            yield from sealed(encoded, time.time_ns() // 1_000_000)
+        if (sealable := as_sealable(records)) is not None:
+            yield from sealed(sealable, time.time_ns() // 1_000_000)
             return
         builder, each_has = self._producer.create_batch(), [*headers]
         for key, value in records:

@@ -194,6 +194,7 @@ class Transaction:
             outbox.records = encoded
         if not router.keyed_by_payload:
             keys = [*map(router.key_of, batch.payloads())]
+        begins = len(encoded)
         size, inserts, adjusts, removals, stables = encoded.extend(batch, keys)
         outbox.size += 2 * size
         emitted = self._emitted
@@ -202,7 +203,7 @@ class Transaction:
         emitted["removals"] += removals
         emitted["stables"] += stables
         if self._table is not None:
-            self._table.take_batch(batch, keys)
+            self._table.take_batch(batch, encoded, begins)
 
     def append_dead_letters(self, dead: Sequence[DeadLetter]) -> None:
         """Puts dead letters into the outbox."""

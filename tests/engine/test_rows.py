@@ -2,11 +2,12 @@
 
 from random import Random
 
+import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
-from lmerge_engine import Batch, Rows
+from lmerge_engine import Batch, Encoded, Rows
 
 from lmerge_service.core.batches import Row, encoded_rows, removals_among, rows_by_the_engine
-from lmerge_service.elements import Element, Stable
+from lmerge_service.elements import Adjust, Element, Insert, Stable
 from lmerge_service.formats.routing import Router
 from lmerge_service.formats.table import RowKeys
 from lmerge_service.formats.wire import encode
@@ -30,13 +31,16 @@ def test_rows_are_those_of_python(seeds: range) -> None:
         rng = script.rng
         key = rng.choice(((), ("id",)))
         of_python, of_engine, key_of = rows_for(key), rows_for(key), Router(1, key).key_of
+        output = Encoded([], rng.choice((1 << 18, 300)))
         for _ in range(rng.randrange(5)):
             elements = script.elements()
             logical = [key_of(e.payload) for e in elements if type(e) is not Stable]  # type: ignore[union-attr]
             keys = iter(logical)
             records = [(None if type(e) is Stable else next(keys), encode(e)) for e in elements]
             of_python.take(elements, records)
-            of_engine.take_batch(Batch(elements), logical if rng.random() < 0.5 else None)
+            begins = len(output)
+            output.extend(Batch(elements), logical if key or rng.random() < 0.5 else None)
+            of_engine.take_batch(Batch(elements), output, begins)
             if rng.random() < 0.3:
                 of_python.rows += [(b"swept", None)]
                 of_engine.rows += [(b"swept", None)]
@@ -75,11 +79,13 @@ def test_rows_that_are_missing_are_written_by_python_first() -> None:
     while not elements:
         elements = script.elements()
     rows._missing = {(b'"another"', 3): 9}
-    rows.take_batch(Batch(elements), None)
+    output = Encoded([], 1 << 18)
+    output.extend(Batch(elements))
+    rows.take_batch(Batch(elements), output, 0)
     assert type(rows.rows) is list
     rows.step(10, 1_000)
     assert not rows.filling
-    rows.take_batch(Batch(elements), None)
+    rows.take_batch(Batch(elements), output, 0)
     assert type(rows.rows) is Rows
 
 
@@ -89,3 +95,18 @@ def test_rows_that_were_taken_are_gone() -> None:
     rows.clear()
     assert (len(rows), rows.removals, bool(rows)) == (0, 0, False)
     assert encoded_rows([(b"a", None)], [], 1 << 18) == [(b"a", None)]
+
+
+def test_rows_are_of_the_records_of_one_transaction() -> None:
+    elements, rows = Batch([Insert(b"1", 6, 12), Adjust(b"1", 6, 12, 15)]), rows_by_the_engine([])
+    one, other = Encoded([], 1 << 18), Encoded([], 1 << 18)
+    one.extend(elements)
+    rows.extend(elements, one, 0, False)
+    with pytest.raises(ValueError, match="another"):
+        rows.extend(elements, other, 0, False)
+    with pytest.raises(IndexError):
+        rows.extend(elements, one, 1, False)
+    assert [value for _, value in rows] == [encode(Insert(b"1", 6, ve)) for ve in (12, 15)]
+    rows.clear()
+    with pytest.raises(IndexError):
+        rows.extend(elements, other, 0, False)

@@ -39,7 +39,7 @@ from lmerge_service.formats.wire import encode
 from lmerge_service.tdb import Event
 
 if TYPE_CHECKING:
-    from lmerge_engine import Batch
+    from lmerge_engine import Batch, Encoded
 
 __all__ = ("KeyedRows", "MultisetRows", "Row", "Rows", "rows_of")
 
@@ -76,13 +76,9 @@ class Rows(ABC):
     def take(self, elements: Sequence[Element], records: list[tuple[bytes | None, bytes]]) -> None:
         """Appends what elements change; `records` has their logical keys and their encoding."""
 
-    def take_batch(self, batch: "Batch", logical: Sequence[bytes] | None) -> None:
-        """The same of a batch of the engine, which has the logical keys of its elements with a
-        payload, where these are not their payloads."""
-        keys = iter(logical or batch.payloads())
-        elements = [*batch]
-        of = (None if type(each) is Stable else next(keys) for each in elements)
-        self.take(elements, [(key, encode(each)) for key, each in zip(of, elements, strict=True)])
+    def take_batch(self, batch: "Batch", records: "Encoded", begins: int) -> None:
+        """The same of a batch of the engine, whose elements' records begin at that one."""
+        self.take([*batch], records[begins:])
 
     @abstractmethod
     def fill(self, events: Iterable[Event]) -> None:
@@ -118,16 +114,13 @@ class KeyedRows(Rows):
                     missing.pop((payload, vs), None)
             rows.append((key_of(logical, payload, vs, ve), value))
 
-    def take_batch(self, batch: "Batch", logical: Sequence[bytes] | None) -> None:
+    def take_batch(self, batch: "Batch", records: "Encoded", begins: int) -> None:
         """See `Rows`. The engine makes the rows, unless some of them may be missing."""
         if self._missing:
-            super().take_batch(batch, logical)
+            super().take_batch(batch, records, begins)
             return
         self.rows = rows = rows_by_the_engine(self.rows)
-        keys = None
-        if self._keyed:
-            keys = logical or [*map(self._logical_key, batch.payloads())]
-        rows.extend(batch, keys)
+        rows.extend(batch, records, begins, self._keyed)
 
     def fill(self, events: Iterable[Event]) -> None:
         """See `Rows`."""

@@ -51,7 +51,7 @@ from lmerge_service.merge.table.rows import Row, rows_of
 from lmerge_service.merge.task_state import TaskState
 
 if TYPE_CHECKING:
-    from lmerge_engine import Batch
+    from lmerge_engine import Batch, Encoded
 
 __all__ = ("STEP_ROWS", "TableWriter", "kind_of")
 
@@ -132,10 +132,10 @@ class TableWriter:
         if not self._begins:
             self._rows.take(elements, records)
 
-    def take_batch(self, batch: "Batch", logical: Sequence[bytes] | None) -> None:
+    def take_batch(self, batch: "Batch", records: "Encoded", begins: int) -> None:
         """The same of a batch of the engine; see `Rows.take_batch`."""
         if not self._begins:
-            self._rows.take_batch(batch, logical)
+            self._rows.take_batch(batch, records, begins)
 
     def begin(self, why: str) -> None:
         """Has it begin once more, with the next transaction."""
