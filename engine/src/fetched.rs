@@ -385,6 +385,8 @@ struct Current {
 pub struct Fetched {
     data: Py<PyBytes>,
     at: usize,
+    /// What is behind this is of another partition.
+    end: usize,
     /// How many batches are before that.
     passed: usize,
     /// The offset to go on from.
@@ -402,19 +404,25 @@ pub struct Fetched {
 #[pymethods]
 impl Fetched {
     /// `aborted` are producers and first offsets; `check`: sums are compared; `decompressed` takes
-    /// the number of a codec and bytes, and returns bytes, or None for a fault.
+    /// the number of a codec and bytes, and returns bytes, or None for a fault. Of the `data` those
+    /// from `begin` to `end` are the partition's.
     #[new]
+    #[pyo3(signature = (data, offset, aborted, check, decompressed, begin = 0, end = None))]
     fn new(
-        data: Py<PyBytes>,
+        data: Bound<'_, PyBytes>,
         offset: i64,
         mut aborted: Vec<(i64, i64)>,
         check: bool,
         decompressed: Py<PyAny>,
+        begin: usize,
+        end: Option<usize>,
     ) -> Self {
         aborted.sort_by_key(|&(_, first)| std::cmp::Reverse(first));
+        let size = data.as_bytes().len();
         Fetched {
-            data,
-            at: 0,
+            data: data.unbind(),
+            at: begin,
+            end: end.unwrap_or(size).min(size),
             passed: 0,
             next: offset,
             aborted,
@@ -491,7 +499,7 @@ impl Fetched {
     /// Goes to the next batch; whether there is one, or it has passed one by.
     fn advance(&mut self, py: Python<'_>) -> PyResult<bool> {
         let data = self.data.clone_ref(py);
-        let bytes = data.as_bytes(py);
+        let bytes = &data.as_bytes(py)[..self.end];
         let Some(batch) = whole(bytes, self.at) else {
             return Ok(false);
         };

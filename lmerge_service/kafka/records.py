@@ -12,25 +12,32 @@ Theory
                    the records (`engine/src/fetched.rs`); the decoder takes them from there. Where
                    it meets a batch that is unusual, damaged ones among them, the client's parser
                    reads on from that batch, so that its errors are what they are for everybody.
+                   The bytes stay in the broker's answer, unless that has much else (`Part`).
 
     A producer gets batches that the engine has built (`sealed`), byte for byte those of the
     client's builder, but that all records of a batch have one time.
 
 Who owns what
-    The names `MemoryRecords` and `PartitionRecords` in aiokafka's fetcher are ours, and
-    `FetchResult.getall`; consumers that are not marked get what they would have got. The client's
-    version is pinned, and `tests/kafka/test_records.py` and `tests/engine/test_encoded.py` fail
-    when a new one does any of this in another way.
+    The names `MemoryRecords` and `PartitionRecords` in aiokafka's fetcher are ours,
+    `FetchResult.getall`, and how the bytes of a partition are taken from an answer; consumers that
+    are not marked get what they would have got. The client's version is pinned, and
+    `tests/kafka/test_records.py`, `tests/engine/test_fetched.py` and `tests/engine/test_encoded.py`
+    fail when a new one does any of this in another way.
 """
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from functools import cached_property
+from io import BytesIO
 from operator import attrgetter
+from struct import unpack_from
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 from aiokafka import codec
 from aiokafka.consumer import fetcher
 from aiokafka.consumer.fetcher import READ_COMMITTED, FetchResult, PartitionRecords
+from aiokafka.protocol import fetch
+from aiokafka.protocol.types import Array, Bytes, Int32, Schema
 from aiokafka.record.memory_records import MemoryRecords
 
 from lmerge_service.formats.headers import TimedRecord
@@ -39,6 +46,7 @@ if TYPE_CHECKING:
     from lmerge_engine import Encoded, EncodedRows, Records
 
 __all__ = (
+    "Part",
     "Record",
     "SealedBatch",
     "as_it_is",
@@ -144,21 +152,85 @@ class SealedBatch:
 # --- in place of the client's parser --------------------------------------------------------------
 
 
-class _Memory:
-    """Fetched bytes with the client's look at them."""
+_LONG: Final = 1 << 16
+_SHARE: Final = 4
+"""What is less than one part in so many of an answer is copied out of it, or all of that would stay
+in memory for its sake."""
+_LENGTH_AT: Final = 8
+_OVERHEAD: Final = 12
+"""Where a batch has its length, which counts from here on."""
 
-    def __init__(self, data: bytes):
-        self.data = data
-        self.records = MemoryRecords(data)
-        self.has_next = self.records.has_next
-        self.size_in_bytes = self.records.size_in_bytes
+
+class Part:
+    """What an answer has of one partition: the bytes of it from `begin` to `end`."""
+
+    __slots__ = ("answer", "begin", "end")
+
+    def __init__(self, answer: bytes, begin: int, end: int) -> None:
+        self.answer, self.begin, self.end = answer, begin, end
+
+    def __len__(self) -> int:
+        return self.end - self.begin
+
+    def __bytes__(self) -> bytes:
+        return self.answer[self.begin : self.end]
+
+    @property
+    def begins_with_a_batch(self) -> bool:
+        """A batch is whole, whatever is in it."""
+        if len(self) < _OVERHEAD:
+            return False
+        (length,) = unpack_from(">i", self.answer, self.begin + _LENGTH_AT)
+        return 0 <= int(length) <= len(self) - _OVERHEAD
+
+
+class _MessageSet(Bytes):  # type: ignore[misc]
+    """The field of an answer that has the batches of a partition."""
+
+    @classmethod
+    def decode(cls, data: BytesIO) -> bytes | Part | None:
+        begin = data.tell() + 4
+        length, answer = Int32.decode(data), data.getvalue()  # which is no copy
+        end = begin + length
+        if length < _LONG or length * _SHARE < len(answer) or end > len(answer):
+            data.seek(begin - 4)
+            return cast("bytes | None", Bytes.decode(data))
+        data.seek(end)
+        return Part(answer, begin, end)
+
+
+def _leave_in_place(schema: Schema) -> None:
+    """Has answers of this schema keep what they have of a partition."""
+    for field in schema.fields:
+        if isinstance(field, Array) and isinstance(field.array_of, Schema):
+            _leave_in_place(field.array_of)
+    fields = zip(schema.names, schema.fields, strict=True)
+    schema.fields = tuple(_MessageSet if name == "message_set" else f for name, f in fields)
+
+
+class _Memory:
+    """Fetched bytes with the client's look at them, which copies them."""
+
+    def __init__(self, data: bytes | Part):
+        self.part = data if isinstance(data, Part) else Part(data, 0, len(data))
+
+    @cached_property
+    def records(self) -> MemoryRecords:
+        """By the client's parser."""
+        return MemoryRecords(bytes(self.part))
+
+    def has_next(self) -> bool:
+        return self.part.begins_with_a_batch or bool(self.records.has_next())
+
+    def size_in_bytes(self) -> int:
+        return len(self.part)
 
 
 class _Batches:
     """What was fetched of one partition, as the engine reads it."""
 
-    def __init__(self, fetched: Any, tp: Any, data: bytes, settings: tuple[Any, ...]):
-        self._fetched, self._tp, self._data, self._settings = fetched, tp, data, settings
+    def __init__(self, fetched: Any, tp: Any, part: Part, settings: tuple[Any, ...]):
+        self._fetched, self._tp, self._part, self._settings = fetched, tp, part, settings
         self._rest: PartitionRecords | None = None
 
     @property
@@ -192,7 +264,7 @@ class _Batches:
     def _client_s(self) -> PartitionRecords:
         """The client's parser at the batch that is unusual, in the state that it would be in."""
         aborting, coming = self._fetched.aborts()
-        memory = MemoryRecords(self._data)
+        memory = MemoryRecords(bytes(self._part))
         for _ in range(self._fetched.fault):
             memory.next_batch()
         found = PartitionRecords(
@@ -220,8 +292,9 @@ def _partition_records(
         )
     from lmerge_engine import Fetched
 
-    fetched = Fetched(records.data, offset, list(aborted or ()), check_crcs, _decompressed)
-    return _Batches(fetched, tp, records.data, settings)
+    part, aborts = records.part, list(aborted or ())
+    fetched = Fetched(part.answer, offset, aborts, check_crcs, _decompressed, part.begin, part.end)
+    return _Batches(fetched, tp, part, settings)
 
 
 def _decompressed(number: int, data: bytes) -> bytes | None:
@@ -259,5 +332,7 @@ def _record(self: Any, tp: Any, record: Any) -> Any:
 
 PartitionRecords._consumer_record = _record
 FetchResult.getall = _taken
+for _response in {each.SCHEMA: None for each in vars(fetch).values() if hasattr(each, "SCHEMA")}:
+    _leave_in_place(_response)
 fetcher.MemoryRecords = _Memory
 fetcher.PartitionRecords = _partition_records
