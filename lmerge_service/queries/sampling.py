@@ -34,7 +34,7 @@ from lmerge_service.queries.network import Network
 from lmerge_service.queries.physical import PhysicalPlan
 from lmerge_service.tdb import TDB
 
-__all__ = ("OperatorSample", "PlanSample", "batch_of", "sampled")
+__all__ = ("OperatorSample", "PlanSample", "batch_of", "batches", "sampled")
 
 _BATCHES: Final = 100
 """A sample is taken in so many at least, as far as it has steps,"""
@@ -102,9 +102,8 @@ def sampled(
     batch = batch or batch_of(steps)
     held, total = [0] * len(network.operators), 0
     points = dict.fromkeys(logical.sources(plan.plan), START)
-    for at in range(0, len(steps), batch):
-        several = steps[at : at + batch]
-        for name, elements in _by_source(several):
+    for several in batches(steps, batch):
+        for name, elements in several:
             for element in elements:
                 if isinstance(element, Stable):
                     points[name] = max(points[name], element.vc)
@@ -126,10 +125,11 @@ def sampled(
     return found
 
 
-def _by_source(steps: Sequence[Step]) -> Iterator[tuple[str, list[Element]]]:
-    """The elements of neighbouring steps of one source together."""
-    for name, several in groupby(steps, key=lambda step: step.source):
-        yield name, [element for step in several for element in step.elements]
+def batches(steps: Sequence[Step], size: int) -> Iterator[list[tuple[str, list[Element]]]]:
+    """So many steps at once, the elements of neighbouring ones of one source together."""
+    for at in range(0, len(steps), size):
+        neighbours = groupby(steps[at : at + size], key=lambda step: step.source)
+        yield [(name, [e for step in each for e in step.elements]) for name, each in neighbours]
 
 
 def _note_lag(found: PlanSample, point: int, stable: int) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from lmerge_service.queries.costs import calibrating
-from lmerge_service.queries.costs.units import KINDS, UNITS, UnitCosts, write_units
+from lmerge_service.queries.costs.units import UNITS, write_units
 from tests.cli.conftest import Lmerge
+from tests.queries.costs.machine import MACHINE
 
 FILE = """
 from lmerge_service.queries.expressions import col, udf
@@ -40,7 +41,7 @@ def costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def calibration(costs: Path) -> Path:
-    write_units(costs, UnitCosts(dict.fromkeys(UNITS, 1_000.0), dict.fromkeys(KINDS, 200.0)))
+    write_units(costs, MACHINE)
     return costs
 
 
@@ -182,8 +183,8 @@ def test_the_machine_is_measured_into_a_file(
     lmerge: Lmerge, costs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With few plans: `tests/queries/costs` measures with all."""
-    few = [each for at, each in enumerate(calibrating._trials()) if at % 9 == 0]
-    monkeypatch.setattr(calibrating, "_trials", lambda: iter(few))
+    few = [each for at, each in enumerate(calibrating.trials()) if at % 9 == 0]
+    monkeypatch.setattr(calibrating, "trials", lambda: iter(few))
     monkeypatch.setattr(calibrating, "_EVENTS", 200)
     done = lmerge("query", "calibrate")
     assert (done.code, done.err) == (0, "")

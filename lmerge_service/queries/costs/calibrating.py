@@ -9,13 +9,15 @@ Theory
     when a plan has taken in all, the rows that it holds among it.
 
 Cost
-    A few seconds of processor time; it should have the machine for itself.
+    Half a minute to a minute of processor time. Other work on the machine makes it longer, and the
+    costs a little higher, all alike.
 """
 
 import gc
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import sub
 from random import Random
 from statistics import fmean, median
 from typing import Final
@@ -38,14 +40,14 @@ from lmerge_service.queries.plan import (
     sum_,
     tumbling,
 )
-from lmerge_service.queries.sampling import OperatorSample, sampled
+from lmerge_service.queries.sampling import batches
 
-__all__ = ("calibrated",)
+__all__ = ("Trial", "calibrated", "drawn", "trials")
 
 _EVENTS: Final = 800
 _GAP: Final = 10
 _VALUES: Final = 100
-_RUNS: Final = 2
+_RUNS: Final = 3
 _ROUNDS: Final = 100
 _FIELDS: Final = {"k": int, "v": int}
 _one, _two = (facts(name, time="t", fields=_FIELDS) for name in ("one", "two"))
@@ -57,24 +59,27 @@ Clock = Callable[[], int]
 
 
 @dataclass(frozen=True, slots=True)
-class _Trial:
-    """A plan, how many keys its facts have, and how many it takes in at once."""
+class Trial:
+    """A plan, how many keys its facts have, how many it takes in at once, and how many of its first
+    source come for one of the other."""
 
     plan: PhysicalPlan
     keys: int = 20
     batch: int = 100
+    often: int = 1
 
 
 def calibrated(
     clock: Clock, progress: Callable[[int, int], None] = lambda _a, _b: None
 ) -> UnitCosts:
     """The costs by a clock of the processor's nanoseconds; `progress` is called with how many
-    plans of how many have run."""
-    trials = list(_trials())
-    work: list[tuple[Mapping[str, float], float]] = []
-    for at, trial in enumerate(trials):
-        work += _timed(trial, clock)
-        progress(at + 1, len(trials))
+    runs of how many are done."""
+    timed = [_Timed(trial) for trial in trials()]
+    for number in range(_RUNS):
+        for at, each in enumerate(timed):
+            each.run(clock)
+            progress(number * len(timed) + at + 1, _RUNS * len(timed))
+    work = [of_node for each in timed for of_node in each.work()]
     nanoseconds = _fitted(work)
     ratios = [
         max(made / took, took / made) - 1
@@ -84,15 +89,16 @@ def calibrated(
     return UnitCosts(nanoseconds, _bytes(), median(ratios))
 
 
-def _trials() -> Iterator[_Trial]:
+def trials() -> Iterator[Trial]:
     """Plans of every unit, each unit in several proportions to others."""
     yield from _stateless()
     yield from _paired()
     yield from _aggregated()
     yield from _windowed()
+    yield from _idle()
 
 
-def _stateless() -> Iterator[_Trial]:
+def _stateless() -> Iterator[Trial]:
     below = col.v < 50
     for query in (
         _one.where(below),
@@ -105,15 +111,16 @@ def _stateless() -> Iterator[_Trial]:
         elements("one", _FIELDS),
     ):
         for batch in (100, 5):
-            yield _Trial(physical(query), batch=batch)
+            yield Trial(physical(query), batch=batch)
     for align in (INFINITY, 100):
-        yield _Trial(physical(_one, align=align))
-        yield _Trial(physical(_one.window(200), align=align))
+        yield Trial(physical(_one, align=align))
+        yield Trial(physical(_one.window(200), align=align))
 
 
-def _paired() -> Iterator[_Trial]:
+def _paired() -> Iterator[Trial]:
     for keys in (5, 50):
         for width in (100, 400):
+            often = 1 if (keys == 5) == (width == 100) else 8
             left, right = _one.window(width), _right.window(width)
             for query in (
                 left.join(right, "k"),
@@ -127,13 +134,13 @@ def _paired() -> Iterator[_Trial]:
                 left.select("k").except_(right.select("k")),
                 left.select("k").intersect_all(right.select("k")),
             ):
-                yield _Trial(physical(query), keys)
+                yield Trial(physical(query), keys, often=often)
         for rows in (1, 4):
-            yield _Trial(physical(_one.by("k").last_rows(rows)), keys)
-            yield _Trial(physical(_one.last_rows(rows)), keys)
+            yield Trial(physical(_one.by("k").last_rows(rows)), keys)
+            yield Trial(physical(_one.last_rows(rows)), keys)
 
 
-def _aggregated() -> Iterator[_Trial]:
+def _aggregated() -> Iterator[Trial]:
     emits: tuple[Emit, ...] = ("on_update", "ordered", "on_close")
     for width in (50, 400):
         moving = _one.window(width)
@@ -146,12 +153,18 @@ def _aggregated() -> Iterator[_Trial]:
             _one.quantise(width).by("k").aggregate(n=count(), s=sum_("v")),
         ):
             for emit in emits if width == 400 else ("on_update",):
-                yield _Trial(physical(query, emit=emit))
-        yield _Trial(physical(moving.by("k").aggregate(n=count())), 200)
-        yield _Trial(physical(moving.aggregate(n=count())), batch=10)
+                yield Trial(physical(query, emit=emit))
+        yield Trial(physical(moving.by("k").aggregate(n=count())), 200)
+        yield Trial(physical(moving.aggregate(n=count())), batch=10)
+        for emit in emits:
+            for query in (
+                moving.by("k").aggregate(n=count()),
+                moving.by("k").aggregate(m=max_("v")),
+            ):
+                yield Trial(physical(query, emit=emit), batch=4)
 
 
-def _windowed() -> Iterator[_Trial]:
+def _windowed() -> Iterator[Trial]:
     plans: tuple[WindowPlan, ...] = ("grid", "panes", "expand")
     for grid in (tumbling(200), hopping(600, every=50)):
         windowed = _one.windows(grid)
@@ -163,60 +176,103 @@ def _windowed() -> Iterator[_Trial]:
             for plan in plans:
                 for emit in _EMITS:
                     chosen = physical(query, emit=emit, choices={query: Choice(windows=plan)})
-                    yield _Trial(chosen)
+                    yield Trial(chosen)
         counted = windowed.by("k").aggregate(n=count())
-        yield _Trial(physical(counted), keys=200)
+        for plan in plans:
+            few = physical(counted, emit="on_close", choices={counted: Choice(windows=plan)})
+            yield Trial(few, batch=4)
+        yield Trial(physical(counted), batch=4)
+        yield Trial(physical(counted), keys=200)
         for emit in _EMITS:
-            yield _Trial(physical(counted, emit=emit, choices={counted: Choice(windows="replay")}))
+            yield Trial(physical(counted, emit=emit, choices={counted: Choice(windows="replay")}))
     over = _one.window(100).windows(hopping(200, every=50)).by("k").aggregate(n=count())
-    yield from (_Trial(physical(over, emit=emit)) for emit in _EMITS)
+    yield from (Trial(physical(over, emit=emit)) for emit in _EMITS)
 
 
-def _drawn(trial: _Trial, events: int) -> Iterator[Step]:
-    """Facts, of all sources in turn, each with a stable behind it."""
+def _idle() -> Iterator[Trial]:
+    """Operators that are given hardly more than stable points: what a batch takes by itself."""
+    few = col.v < 5
+    one, other = _one.where(few).window(100), _right.where(col.w < 5).window(100)
+    for query in (
+        one.join(other, "k"),
+        one.semi_join(other, "k"),
+        one.clip(other, "k"),
+        one.select("k").distinct(),
+        one.select("k").except_(other.select("k")),
+        one.by("k").aggregate(n=count()),
+        _one.where(few).by("k").last_rows(1),
+        _one.where(few).windows(tumbling(200)).by("k").aggregate(n=count()),
+    ):
+        yield Trial(physical(query), batch=2)
+
+
+def drawn(trial: Trial, events: int) -> Iterator[Step]:
+    """Facts, each with a stable behind it; which source is next is left to chance, as the model of
+    batches has it."""
     rng, names, at = Random(f"{trial.keys}"), sorted(logical.sources(trial.plan.plan)), 0.0
-    for number in range(events):
+    for _ in range(events):
         at += rng.expovariate(len(names) / _GAP)
         row = (rng.randrange(trial.keys), rng.randrange(_VALUES))
         event = Insert(row, int(at), int(at) + 1)
-        yield Step("", names[number % len(names)], [event, Stable(int(at))])
+        (name,) = rng.choices(names, [trial.often, 1][: len(names)])
+        yield Step("", name, [event, Stable(int(at))])
 
 
 # Time
 
 
-def _timed(trial: _Trial, clock: Clock) -> Iterator[tuple[Mapping[str, float], float]]:
-    """The work of each node, and its time: the least of several runs."""
-    steps = list(_drawn(trial, _EVENTS))
-    span = steps[-1].elements[0].vs - steps[0].elements[0].vs  # type: ignore[union-attr]
-    known = measured([trial.plan.plan], steps, lambda: 0, trial.batch)
-    found = estimate(trial.plan, known)
-    runs = []
-    for _ in range(_RUNS):
+class _Timed:
+    """A trial, and how long each of its operators took for each batch: the least of several runs.
+    All trials run once, then all again, since other work makes the machine slower, for
+    milliseconds or seconds."""
+
+    def __init__(self, trial: Trial) -> None:
+        self._trial = trial
+        self._steps = list(drawn(trial, _EVENTS))
+        self._fastest: list[list[int]] = []
+
+    def run(self, clock: Clock) -> None:
+        """Once more."""
         gc.collect()
-        runs.append(sampled(trial.plan, steps, clock, batch=trial.batch).operators)
-    fastest = [min(each.nanoseconds for each in same) for same in zip(*runs, strict=True)]
-    for node, operators in _by_node(
-        trial.plan, found.nodes, list(zip(fastest, runs[0], strict=True))
-    ):
-        took = sum(nanoseconds for nanoseconds, _ in operators)
-        if took:
-            yield {unit: n * span for unit, n in node.work.items()}, float(took)
+        times = [*_batch_times(self._trial, self._steps, clock)]
+        known = self._fastest or times
+        self._fastest = [[*map(min, *both)] for both in zip(times, known, strict=True)]
+
+    def work(self) -> Iterator[tuple[Mapping[str, float], float]]:
+        """The work of each node, and its time."""
+        trial, steps = self._trial, self._steps
+        span = steps[-1].elements[0].vs - steps[0].elements[0].vs  # type: ignore[union-attr]
+        known = measured([trial.plan.plan], steps, lambda: 0, trial.batch)
+        nodes = estimate(trial.plan, known).nodes
+        in_all = [sum(each) for each in zip(*self._fastest, strict=True)]
+        for node, times in _by_node(trial.plan, nodes, in_all):
+            if took := sum(times):
+                yield {unit: n * span for unit, n in node.work.items()}, float(took)
+
+
+def _batch_times(trial: Trial, steps: Sequence[Step], clock: Clock) -> Iterator[list[int]]:
+    """Nanoseconds of each operator for each batch."""
+    network = trial.plan.begin(clock)
+    before = [0] * len(network.flows)
+    for batch in batches(steps, trial.batch):
+        for name, given in batch:
+            network.process_batch(name, given)
+        spent = [flow.nanoseconds for flow in network.flows]
+        yield [*map(sub, spent, before)]
+        before = spent
 
 
 def _by_node(
-    plan: PhysicalPlan,
-    nodes: Sequence[NodeEstimate],
-    operators: list[tuple[int, OperatorSample]],
-) -> Iterator[tuple[NodeEstimate, list[tuple[int, OperatorSample]]]]:
-    """The operators that compute each node, which stand in the same order."""
+    plan: PhysicalPlan, nodes: Sequence[NodeEstimate], times: list[int]
+) -> Iterator[tuple[NodeEstimate, list[int]]]:
+    """The times of the operators that compute each node, which stand in the same order."""
     choices = dict(plan.choices)
     for each in nodes:
         choice = choices.get(each.node, Choice())
         facts_below = isinstance(each.node, logical.Source)
         number = (0 if facts_below else 1) + (choice.align is not None)
         number += choice.windows == "expand"
-        yield each, [operators.pop(0) for _ in range(number)]
+        yield each, [times.pop(0) for _ in range(number)]
 
 
 def _fitted(rows: Sequence[tuple[Mapping[str, float], float]]) -> dict[str, float]:
@@ -252,7 +308,7 @@ def _bytes() -> dict[str, float]:
     """Of an entry of each kind, on average over plans that hold little else."""
     found: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for kind, plan in _holding():
-        found[kind].append(_allocated(_Trial(plan, keys=50)))
+        found[kind].append(_allocated(Trial(plan, keys=50)))
     return {kind: fmean(each) for kind, each in found.items()}
 
 
@@ -273,7 +329,7 @@ def _holding() -> Iterator[tuple[str, PhysicalPlan]]:
         yield "window", physical(windows.aggregate(n=count(), s=sum_("v")), emit=emit)
 
 
-def _allocated(trial: _Trial) -> float:
+def _allocated(trial: Trial) -> float:
     """Bytes for each entry that a plan holds in the end, with the rows in them."""
     network = trial.plan.begin()
     gc.collect()
@@ -290,11 +346,11 @@ def _allocated(trial: _Trial) -> float:
     return (after - before) / max(len(network), 1)
 
 
-def _batches(trial: _Trial) -> Iterator[tuple[str, list[Element]]]:
+def _batches(trial: Trial) -> Iterator[tuple[str, list[Element]]]:
     """Facts, and lasting events of a topic, as they are taken in: in batches by source."""
     found = logical.sources(trial.plan.plan)
     waiting: dict[str, list[Element]] = {}
-    for step in _drawn(trial, _EVENTS):
+    for step in drawn(trial, _EVENTS):
         lasts = isinstance(found[step.source], logical.Elements)
         waiting.setdefault(step.source, []).extend(
             map(_lasting, step.elements) if lasts else step.elements

@@ -128,11 +128,11 @@ def _source_flows(plan: Node, known: Characteristics) -> dict[Node, Flow]:
     for name, node in found.items():
         stream = known.sources[name]
         share = stream.rate / total if total else 1.0
-        calls = stream.rate * (1 - share) + total / known.batch * share
+        # The first of a batch, and each behind one of another source.
+        calls = stream.rate * (1 / known.batch + (1 - 1 / known.batch) * (1 - share))
         late = float(node.lateness) if isinstance(node, logical.Source) else 0.0
         # By the time that another source speaks, this one has been silent for a gap on average.
         silent = stream.gap * (1 - share) if stream.gap < inf else 0.0
-        calls = min(calls, stream.rate)
         flows[node] = Flow(stream, stream.rate, calls, behind=late + silent)
     return flows
 
@@ -165,7 +165,8 @@ class _Walk:
 
     def _estimate(self, node: Node, steps: list[Step]) -> NodeEstimate:
         calls = sum(self._flows[child].calls for child in logical.children(node))
-        work = merged_work(*(each.work for each in steps), {"call": calls * len(steps)})
+        given = [{"turn" if each.kind else "call": calls} for each in steps]
+        work = merged_work(*(each.work for each in steps), *given)
         held: dict[str, float] = {}
         for each in steps:
             if each.kind:

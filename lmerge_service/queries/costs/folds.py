@@ -16,7 +16,7 @@ from lmerge_service.queries.costs.formulas import (
     panes_state,
     windows_state,
 )
-from lmerge_service.queries.costs.steps import Flow, Step
+from lmerge_service.queries.costs.steps import Flow, Step, merged_work
 from lmerge_service.queries.physical import Emit, WindowPlan
 
 __all__ = ("aggregate", "count_windows", "last_rows", "windows")
@@ -27,16 +27,28 @@ _BUCKET: Final = 4_096
 """So many facts are forgotten at once where windows are replayed."""
 
 
-def _values(results: logical.Results) -> dict[str, float]:
-    """What computing a row takes: values that are numbers, and those that keep all values."""
+def _values(results: logical.Results) -> tuple[float, float]:
+    """How many values a row has that are numbers, and that are of all values, kept in order."""
     match results:
         case logical.Apply():
-            return {}
+            return 0.0, 0.0
         case logical.Top(k=k):
-            return {"ordered": 1.0 + k}
+            return 0.0, 1.0 + k
     functions = [each.function for _, each in results]
     kept = sum(each in _IN_ORDER for each in functions)
-    return {"value": float(len(functions) - kept), "ordered": float(kept)}
+    return float(len(functions) - kept), float(kept)
+
+
+def _of_pieces(results: logical.Results, steps: float) -> dict[str, float]:
+    """The work of an aggregate's values, at so many endpoints and pieces of time."""
+    numbers, kept = _values(results)
+    return {"value": numbers * steps, "ordered": kept * steps}
+
+
+def _of_windows(results: logical.Results, sums: float, entries: float) -> dict[str, float]:
+    """The work of so many steps of each sum of windows, or of each value that is kept."""
+    numbers, kept = _values(results)
+    return {"sum": numbers * sums, "kept": kept * entries}
 
 
 def _rows(results: logical.Results) -> float:
@@ -77,7 +89,7 @@ def aggregate(
     # The first event of a group that is empty makes one piece, each other one two more.
     swept = min(ahead + 2 * batch.each - exp(-stream.alive / groups), most)
     shown = swept
-    if _values(node.results).get("ordered"):  # an extreme shows one end of an event, not both
+    if _values(node.results)[1]:  # an extreme shows one end of an event, not both
         shown = max(swept - batch.each, min(ahead, swept))
     redrawn = batch.calls * batch.touched * (min(ahead, swept) + shown) * rows
     elements, moves = _emitted(emit, out, redrawn, batch)
@@ -86,14 +98,17 @@ def aggregate(
     if emit in ("on_watermark", "on_close"):
         waits = max(stream.length, out.length)
     looked = batch.calls * batch.touched * swept
-    values = {unit: n * looked for unit, n in _values(node.results).items()}
     work = {
         "boundary": 2 * flow.elements,
         "cell": looked,
-        "net": elements,
         "group": batch.calls * batch.touched,
-        **values,
+        "pass": batch.calls,
+        **_of_pieces(node.results, looked + flow.elements),
     }
+    if emit != "on_update":
+        work["wait"] = out.rate
+    if node.by or emit != "on_update":  # else each row changes once
+        work["net"] = elements
     held = 2 * ahead * groups + there + 2 * out.rate * flow.behind
     after = _after(flow, out, elements, moves, waits)._replace(early=early)
     return Step(after, work, held, "cell")
@@ -138,13 +153,15 @@ def windows(
     elements = max(out.rate, (2 * touched * rows - out.rate)) if eager else out.rate
     computed = touched if eager else out.rate
     if plan == "replay":
-        work, held, kind = _replayed(node, flow, batch, reached * in_window, 2 if eager else 1)
+        work, held, kind = _replayed(node, flow, batch, groups, 2 if eager else 1)
+    elif plan == "expand":
+        work, held, kind = _expanded(node, flow, touched)
     else:
-        step = {"grid": _grid, "panes": _panes, "expand": _expanded}[plan]
-        work, held, kind = step(node, flow, batch, computed, overlapping)
-    for unit, number in _values(node.results).items():
-        work[unit] = work.get(unit, 0.0) + number * (computed + flow.elements)
-    work["net"] = elements
+        step = _grid if plan == "grid" else _panes
+        work, held, kind = step(node, flow, batch, groups, computed)
+    work["pass"] = batch.calls
+    if eager:
+        work["net"] = elements
     opened = _begun(node.grid, groups, stream.rate) + flow.behind / grid.every * in_window
     if plan == "replay":
         opened = (grid.size + flow.behind) * stream.rate + _BUCKET / 2
@@ -153,7 +170,7 @@ def windows(
         opened += overlapping * in_window
         waits *= 1 if eager else 2
     if plan == "panes":
-        in_pane = groups_among(groups, gcd(grid.size, grid.every) * stream.rate)
+        in_pane = groups_among(groups, _pane(grid) * stream.rate)
         opened += panes_state(grid.size, grid.every, in_pane)
     return Step(_after(flow, out, elements, 0.0, waits), work, held * opened, kind)
 
@@ -171,50 +188,72 @@ _Parts = tuple[dict[str, float], float, str]
 
 
 def _grid(
-    node: logical.Windows, flow: Flow, batch: _Batch, computed: float, overlapping: float
+    node: logical.Windows, flow: Flow, batch: _Batch, groups: float, computed: float
 ) -> _Parts:
-    if logical.longest(node.of) == 1:  # facts of one group and pane are added at once
-        panes = batch.span / gcd(node.grid.size, node.grid.every) + 1
-        folds = batch.calls * batch.touched * min(batch.each, panes)
-    else:
-        folds = flow.elements
-    work = {"fold": flow.elements, "window": folds * overlapping, "result": computed}
-    return work, 1.0, "window"
+    entered = flow.elements * _overlapping(node, flow)
+    if logical.longest(node.of) > 1:
+        work = {"fold": flow.elements, "lasting": entered, "result": computed}
+        return merged_work(work, _of_windows(node.results, entered, entered)), 1.0, "window"
+    # Facts of one group and pane are added at once.
+    folds = _folds(batch, _pane(node.grid))
+    added = folds * node.grid.size / node.grid.every
+    work = {"fold": flow.elements, "window": added, "result": computed}
+    sums = _of_windows(node.results, flow.elements + added + computed, entered + computed)
+    return merged_work(work, sums), 1.0, "window"
 
 
 def _panes(
-    node: logical.Windows, flow: Flow, batch: _Batch, computed: float, overlapping: float
+    node: logical.Windows, flow: Flow, batch: _Batch, groups: float, computed: float
 ) -> _Parts:
-    pane = gcd(node.grid.size, node.grid.every)
-    folds = batch.calls * batch.touched * min(batch.each, batch.span / pane + 1)
-    merged = computed * node.grid.size / pane
+    grid, pane, rate = node.grid, _pane(node.grid), flow.stream.rate
+    looked = computed * grid.size / pane
+    in_window = groups_among(groups, grid.size * rate)
+    merged = looked * groups_among(groups, pane * rate) / in_window if in_window else 0.0
+    facts = computed * grid.size * rate / in_window if in_window else 0.0
     work = {
         "fold": flow.elements,
-        "mark": folds * overlapping,
+        "mark": _folds(batch, pane) * _overlapping(node, flow),
         "merge": merged,
         "result": computed,
     }
-    return work, 1.0, "window"
+    sums = _of_windows(node.results, flow.elements + merged + computed, flow.elements + facts)
+    return merged_work(work, sums), 1.0, "window"
 
 
-def _expanded(
-    node: logical.Windows, flow: Flow, batch: _Batch, computed: float, overlapping: float
-) -> _Parts:
-    many = flow.elements * overlapping
-    touched = batch.calls * batch.touched * min(batch.each, batch.span / node.grid.every + 1)
-    touched *= overlapping
+def _expanded(node: logical.Windows, flow: Flow, touched: float) -> _Parts:
+    """Each window of a group is one of the aggregate above."""
+    many = flow.elements * _overlapping(node, flow)
     work = {"expand": many, "boundary": 2 * many, "cell": touched, "group": touched}
-    return work, 3.0, "cell"  # two boundaries and a row
+    sums = _of_pieces(node.results, many + touched)
+    return merged_work(work, sums), 3.0, "cell"  # two boundaries and a row
 
 
 def _replayed(
-    node: logical.Windows, flow: Flow, batch: _Batch, windows: float, times: int
+    node: logical.Windows, flow: Flow, batch: _Batch, groups: float, times: int
 ) -> _Parts:
-    """All windows that a batch touches, each from all of its facts."""
-    facts = (batch.span + node.grid.size) * flow.stream.rate * batch.calls * times
-    results = windows * batch.calls * times
-    work = {"archive": flow.elements, "fold": facts, "window": results, "result": results}
-    return work, 1.0, "fact"
+    """All windows that are open, each from all of its facts."""
+    grid, rate, runs = node.grid, flow.stream.rate, batch.calls * times
+    span, pane, overlapping = batch.span + grid.size, _pane(grid), _overlapping(node, flow)
+    facts = span * rate * runs
+    added = span / pane * groups_among(groups, pane * rate) * runs * overlapping
+    results = span / grid.every * groups_among(groups, grid.size * rate) * runs
+    work = {"archive": flow.elements, "fold": facts, "window": added, "result": results}
+    sums = _of_windows(node.results, facts + added + results, facts * overlapping + results)
+    return merged_work(work, sums), 1.0, "fact"
+
+
+def _overlapping(node: logical.Windows, flow: Flow) -> float:
+    """Windows that an event is in."""
+    return (node.grid.size + flow.stream.length - 1) / node.grid.every
+
+
+def _pane(grid: logical.Grid) -> int:
+    return gcd(grid.size, grid.every)
+
+
+def _folds(batch: _Batch, pane: float) -> float:
+    """What is added at once: the elements of one group that a batch has within a pane."""
+    return batch.calls * batch.touched * min(batch.each, batch.span / pane + 1)
 
 
 def last_rows(node: logical.LastRows, flow: Flow, known: Characteristics) -> Step:
@@ -223,7 +262,7 @@ def last_rows(node: logical.LastRows, flow: Flow, known: Characteristics) -> Ste
     out, batch = in_last_rows(flow.stream, node.count, groups), _Batch(flow, groups)
     ended_later = min(flow.elements, batch.calls * batch.touched * node.count)
     elements = flow.elements + ended_later
-    work = {"last": flow.elements, "net": elements}
+    work = {"last": flow.elements, "moved": ended_later, "net": elements}
     held = last_rows_state(node.count, groups) + flow.behind * flow.stream.rate
     return Step(_after(flow, out, elements, ended_later, 0.0), work, held, "last")
 

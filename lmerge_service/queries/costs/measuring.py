@@ -200,7 +200,7 @@ def _figures(
             return Figures(_part(outcome, pieces, span), groups=float(len(payloads)))
         case logical.Aggregate(of, by, cut=False):
             groups = _groups(of, by, inputs[0]) if by else 1
-            pieces = aggregated(_stream(inputs[0], span), groups)
+            pieces = aggregated(_stream(inputs[0], span), max(groups, 1))
             return Figures(_part(outcome, pieces, span), groups=float(groups))
         case (
             logical.Aggregate(of, by)

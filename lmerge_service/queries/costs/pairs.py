@@ -1,5 +1,7 @@
 """Costs of what compares two inputs, or events of one with each other."""
 
+from math import inf
+
 from lmerge_service.queries import logical
 from lmerge_service.queries.costs.characteristics import Characteristics
 from lmerge_service.queries.costs.formulas import (
@@ -13,6 +15,7 @@ from lmerge_service.queries.costs.formulas import (
     unbroken,
     united,
 )
+from lmerge_service.queries.costs.set_operators import Sides, result
 from lmerge_service.queries.costs.steps import Flow, Step, merged_work
 
 __all__ = ("clip", "join", "multiset", "semi_join")
@@ -103,7 +106,7 @@ def multiset(node: logical.MultisetOp, flows: list[Flow], known: Characteristics
 
 
 def _unary(flow: Flow, values: float, part: float | None, *, once: bool) -> Step:
-    touched = min(flow.elements, flow.calls * groups_among(values, flow.batch))
+    touched = flow.calls * groups_among(values, flow.batch)
     if once:
         stream = unbroken(flow.stream, values)
         if part:  # values are not alike: the frequent ones have fewer events, which are longer
@@ -114,7 +117,9 @@ def _unary(flow: Flow, values: float, part: float | None, *, once: bool) -> Step
     else:
         stream, elements = flow.stream, flow.elements
     elements = max(elements, stream.rate)
-    work = {"layer": flow.elements, "net": elements}
+    work = {"layer": flow.elements, "settle": touched, "net": elements}
+    if not once:
+        work["sweep"] = touched * (flow.stream.alive + 2 * flow.batch) / values
     held = (flow.stream.length + flow.behind) * flow.stream.rate
     moves = max(elements - stream.rate, 0.0)
     out = flow._replace(stream=stream, elements=elements, moves=moves)
@@ -122,25 +127,25 @@ def _unary(flow: Flow, values: float, part: float | None, *, once: bool) -> Step
 
 
 def _binary(function: str, left: Flow, right: Flow, values: float) -> Step:
-    mine, theirs = covered(left.stream, values), covered(right.stream, values)
-    # Which part of either side's changes shows.
-    shows = {
-        "except": (1 - theirs, mine),
-        "except_all": (1 - theirs, mine),
-        "intersect": (theirs, mine),
-        "intersect_all": (theirs, mine),
-        "union_max": (1 - theirs / 2, 1 - mine / 2),
-    }[function]
-    elements = left.elements * shows[0] + right.elements * shows[1]
-    there = {"union_max": 1.0}.get(function, shows[0])
+    one, two = left.stream, right.stream
+    of_payload = Sides(one.rate / values, one.length, two.rate / values, two.length)
+    rate, alive, changes = result(function, of_payload)
+    touched = sum(each.calls * groups_among(values, each.batch) for each in (left, right))
+    taken = left.elements + right.elements
+    # Each revision changes as much as an event; what a batch changes of a payload is netted.
+    elements = changes * values * taken / max(one.rate + two.rate, 1e-12)
+    elements *= min(touched / taken, 1.0) if taken else 0.0
     stream = Stream(
-        1 / max(elements / max(left.revisions, 1.0), 1e-12),
-        max(left.stream.length * there, 1.0),
-        left.stream.granule,
+        1 / (rate * values) if rate else inf, alive / rate if rate else 1.0, one.granule
     )
-    work = {"layer": left.elements + right.elements, "net": elements}
+    # Where it is asked only whether there are any events, each side is looked at from the start of
+    # what is to enter to the end of all that are there, and to its own end.
+    passed = 4 * taken
+    if function.endswith(("_all", "_max")):
+        passed = touched * (one.alive + two.alive) / values + 2 * elements
+    work = {"layer": taken, "settle": touched, "sweep": passed, "net": elements}
     moves = max(elements - stream.rate, 0.0)
-    out = _both(left, right, stream, elements, moves)
+    out = _both(left, right, stream, max(elements, stream.rate), moves)
     return Step(out, work, _held(left, right), "layer")
 
 
@@ -151,6 +156,10 @@ def _held(left: Flow, right: Flow) -> float:
 
 
 def _both(left: Flow, right: Flow, stream: Stream, elements: float, moves: float) -> Flow:
-    calls = left.calls + right.calls
+    first, last = sorted((left, right), key=lambda each: each.behind)
+    calls = first.calls + last.calls
+    if first.calls and last.behind > first.behind + 1 / first.calls:
+        # The stable point rises with the one that is behind only.
+        calls = min(calls, last.calls + elements)
     lag, behind = max(left.lag, right.lag), max(left.behind, right.behind)
     return Flow(stream, elements, calls, moves, 0.0, lag, behind)

@@ -14,11 +14,12 @@ from lmerge_service.errors import ConfigurationError
 
 __all__ = ("KINDS", "MODEL", "UNITS", "UnitCosts", "read_units", "write_units")
 
-MODEL: Final = 1
+MODEL: Final = 2
 """Raised when units get another meaning: costs of another model are not taken."""
 
 UNITS: Final[Mapping[str, str]] = {
-    "call": "an operator is given a batch",
+    "call": "an operator without state is given a batch",
+    "turn": "an operator that holds state is given a batch",
     "row": "an element passes an operator without state",
     "operation": "an operator or function of an expression, for a row",
     "create": "a row is made, of columns",
@@ -32,20 +33,28 @@ UNITS: Final[Mapping[str, str]] = {
     "fragment": "a fragment of a left event is made",
     "clip": "an element enters clip",
     "layer": "an element enters distinct, coalesce or a set operator",
+    "settle": "what a batch changes of a payload is settled by one of these",
+    "sweep": "an endpoint is passed meanwhile",
     "boundary": "an endpoint of an event enters an aggregate",
     "cell": "a piece of time between endpoints is aggregated anew",
     "group": "a group is looked at in a batch",
+    "pass": "a stable point comes to an aggregate or windows",
+    "value": "a number is added at an endpoint, or shown of a piece of time",
+    "ordered": "a value enters those that are kept in order at an endpoint, or is shown of them",
+    "wait": "a row waits until it is emitted",
     "fold": "an element enters windows",
     "archive": "a fact is packed, to be replayed",
     "window": "what entered is added to a window",
+    "lasting": "an event that lasts longer than a pane is added to a window",
     "mark": "a window of a pane is noted",
     "merge": "a pane is merged into a window",
     "result": "a window is computed",
     "expand": "an event is made for a window",
-    "value": "a number is kept of a row or window",
-    "ordered": "values are kept in order, of a row or window",
+    "sum": "a number is added to that of a window, or shown of one",
+    "kept": "a value enters those that a window keeps in order, or is shown of them",
     "last": "an element enters last_rows",
-    "net": "an element is emitted by an operator with state",
+    "moved": "an end in last_rows is known",
+    "net": "an element is netted with others, which may take it back",
 }
 """What is counted, each for once."""
 

@@ -16,7 +16,7 @@ from lmerge_service.elements import INFINITY, Insert, Stable
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.queries import logical
 from lmerge_service.queries.checking import Step
-from lmerge_service.queries.costs import formulas
+from lmerge_service.queries.costs import calibrating, formulas
 from lmerge_service.queries.costs.calibrating import calibrated
 from lmerge_service.queries.costs.characteristics import Characteristics, Figures
 from lmerge_service.queries.costs.estimating import PlanEstimate, estimate
@@ -42,7 +42,7 @@ from lmerge_service.queries.plan import (
     snapshots,
     tumbling,
 )
-from lmerge_service.queries.sampling import PlanSample, sampled
+from lmerge_service.queries.sampling import PlanSample, batches, sampled
 from tests.queries.costs.plans import SOURCES, Arrivals, arrivals, chosen, drawn, steps
 
 BATCH = 100
@@ -56,7 +56,12 @@ class Compared(NamedTuple):
     seed: int
     estimated: PlanEstimate
     found: PlanSample
-    span: int
+    given: list[Step]
+
+    @property
+    def span(self) -> int:
+        """How long the sample is."""
+        return self.given[-1].elements[0].vs  # type: ignore[union-attr]
 
     @property
     def ratios(self) -> tuple[float, float]:
@@ -72,9 +77,7 @@ def _ratio(one: float, other: float) -> float:
     return max(one / other, other / one)
 
 
-def compared(
-    seed: int, events: int, units: UnitCosts | None = None, clock: Callable[[], int] = lambda: 0
-) -> Compared | None:
+def compared(seed: int, events: int, units: UnitCosts | None = None) -> Compared | None:
     """One random plan; None if it emits too little to have a rate."""
     rng = Random(seed)
     query = drawn(rng)
@@ -83,11 +86,10 @@ def compared(
     earlier = steps(Random(seed + 1_000), sources, events)
     known = measured([query.plan], earlier, lambda: 0, BATCH)
     given = steps(rng, sources, events)
-    found = sampled(plan, given, clock, batch=BATCH)
+    found = sampled(plan, given, lambda: 0, batch=BATCH)
     if found.emitted < 200:
         return None
-    span = given[-1].elements[0].vs  # type: ignore[union-attr]
-    return Compared(seed, estimate(plan, known, units), found, span)
+    return Compared(seed, estimate(plan, known, units), found, given)
 
 
 PLANS = 30
@@ -95,13 +97,11 @@ NEEDED = 0.9
 """Of all pairs of plans of which one is estimated more than twice as dear, so many are in order."""
 
 
-def plans_compared(
-    units: UnitCosts | None = None, clock: Callable[[], int] = lambda: 0
-) -> list[Compared]:
+def plans_compared(units: UnitCosts | None = None) -> list[Compared]:
     """The first so many random plans that have a rate."""
     found: list[Compared] = []
     for seed in range(2 * PLANS):
-        if len(found) < PLANS and (each := compared(seed, 2_500, units, clock)):
+        if len(found) < PLANS and (each := compared(seed, 2_500, units)):
             found.append(each)
     assert len(found) == PLANS
     return found
@@ -135,29 +135,40 @@ def test_rate_and_state_of_thirty_plans_are_within_a_factor_of_two_and_in_order(
         assert right >= NEEDED * pairs
 
 
+ROUNDS = 4
+
+
+def fastest(plans: Sequence[Compared]) -> list[int]:
+    """Of each plan the nanoseconds of its batches, each the least of several runs: other work slows
+    the machine for milliseconds, or seconds, so that all plans run once, then all again."""
+    best: list[list[int]] = [[] for _ in plans]
+    for _ in range(ROUNDS):
+        for at, each in enumerate(plans):
+            gc.collect()
+            plan = each.estimated.plan
+            times = sampled(plan, each.given, process_time_ns, batch=BATCH).batches
+            best[at] = [*map(min, times, best[at] or times)]
+    return [sum(times) for times in best]
+
+
 @pytest.mark.full
 @pytest.mark.timeout(1_200)
-def test_times_of_thirty_plans_are_within_a_factor_of_two_but_one_and_in_order() -> None:
-    """By costs that were measured just before. What the machine does beside changes how fast it is
-    within seconds, so all are compared at its pace now: the median of measured by estimated."""
-    units = calibrated(process_time_ns)
-    gc.collect()
-    found = plans_compared(units, process_time_ns)
+def test_times_of_thirty_plans_are_within_a_factor_of_two_and_in_order() -> None:
+    """By costs that were measured just before. How fast the machine is changes meanwhile, so all
+    are compared at its pace now: the median of measured by estimated."""
+    found = plans_compared(calibrated(process_time_ns))
     times = [
-        (each.estimated.nanoseconds or 0, each.found.nanoseconds / each.found.taken)
-        for each in found
+        (each.estimated.nanoseconds or 0, took / each.found.taken)
+        for each, took in zip(found, fastest(found), strict=True)
     ]
     pace = median(measured / estimated for estimated, measured in times)
-    far = [
-        (each.seed, estimated, measured)
+    factors = {
+        each.seed: _ratio(estimated * pace, measured)
         for each, (estimated, measured) in zip(found, times, strict=True)
-        if _ratio(estimated * pace, measured) >= 2
-    ]
+    }
     right, pairs = in_order(times)
-    print(f"pace {pace:.2f}, not within 2: {far}, in order {right} of {pairs}")
     assert right >= NEEDED * pairs
-    assert len(far) <= 1
-    assert all(_ratio(estimated * pace, measured) < 2.5 for _, estimated, measured in far)
+    assert max(factors.values()) < 2, (factors, pace)
 
 
 # By how much the thesis' formulas are off, as docs/queries.md has it
@@ -214,6 +225,52 @@ def test_a_grid_holds_fewer_windows_than_all_groups_in_all_that_are_open(
     assert sampled(plan, given, lambda: 0, batch=BATCH).mean_held == pytest.approx(found, rel=0.03)
     known = measured([query.plan], given, lambda: 0, BATCH)
     assert estimate(plan, known).held == pytest.approx(found, rel=0.1)
+
+
+SETS: dict[str, Callable[[Query, Query], Query]] = {
+    "except": Query.except_,
+    "except all": Query.except_all,
+    "intersect": Query.intersect,
+    "intersect all": Query.intersect_all,
+    "union max": Query.union_max,
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize(("keys", "length", "other"), [(5, 50, 10), (20, 400, 10), (20, 400, 60)])
+def test_set_operators_emit_what_is_estimated(
+    name: str, keys: int, length: int, other: float
+) -> None:
+    """Whichever side comes more often. By the formula of `distinct`, since the thesis has none for
+    them, events were off by up to 8 times, and elements by 5."""
+    query = SETS[name](one.select("k").window(length), two.select("k").window(length))
+    sources = {"one": Arrivals(10, keys), "two": Arrivals(other, keys)}
+    given = steps(Random(3), sources, 1_500)
+    found = sampled(physical(query), given, lambda: 0, batch=BATCH)
+    known = measured([query.plan], given, lambda: 0, BATCH)
+    estimated = estimate(physical(query), known)
+    span = given[-1].elements[0].vs  # type: ignore[union-attr]
+    assert estimated.nodes[-1].flow.stream.rate * span == pytest.approx(found.events, rel=0.15)
+    assert _ratio(estimated.elements * span, found.emitted) < 2
+
+
+def test_a_calibration_counts_the_batches_that_its_plans_take_in() -> None:
+    """Its plans of two sources once were given one event of each in turn, of which the model counts
+    half as many batches: so each seemed twice as dear, and what works by the batch was blamed."""
+    trials = {
+        (each.keys, each.batch, each.often): each
+        for each in calibrating.trials()
+        if len(logical.sources(each.plan.plan)) == 2
+    }
+    assert len(trials) > 4
+    for trial in trials.values():
+        given = [*calibrating.drawn(trial, 800)]
+        made = sum(map(len, batches(given, trial.batch)))
+        known = measured([trial.plan.plan], given, lambda: 0, trial.batch)
+        nodes = estimate(trial.plan, known).nodes
+        span = given[-1].elements[0].vs - given[0].elements[0].vs  # type: ignore[union-attr]
+        sources = [each for each in nodes if isinstance(each.node, logical.Source)]
+        assert sum(each.flow.calls for each in sources) * span == pytest.approx(made, rel=0.15)
 
 
 # How far stable points are behind
@@ -324,6 +381,13 @@ def test_a_source_that_sends_nothing_costs_nothing() -> None:
     assert (found.taken, found.elements, found.nanoseconds) == (0, 0, 0)
 
 
+def test_an_aggregate_that_gets_nothing_has_an_estimate() -> None:
+    """It has no groups, by whose number its rows were divided."""
+    query = one.where(col.v > 1_000).window(9).by("k").aggregate(n=count())
+    known = measured([query.plan], steps(Random(1), {"one": Arrivals(10, 4)}, 100), lambda: 0)
+    assert estimate(physical(query), known).elements == 0
+
+
 def test_a_sample_shows_streams_and_figures() -> None:
     """Of times that are multiples of 4, with half of all pairs of equal keys."""
     left = [Step("", "one", [Insert((at % 8, at % 4), at, at + 1)]) for at in range(0, 4_000, 4)]
@@ -340,7 +404,7 @@ def test_costs_are_kept_in_a_file(tmp_path: Path) -> None:
     assert read_units(place) is None
     write_units(place, EVEN)
     assert read_units(place) == EVEN
-    for wrong in (b"{}", b"no", place.read_bytes().replace(b'"model": 1', b'"model": 0')):
+    for wrong in (b"{}", b"no", place.read_bytes().replace(b'"model": 2', b'"model": 0')):
         place.write_bytes(wrong)
         with pytest.raises(ConfigurationError, match=r"is no calibration .* calibrate"):
             read_units(place)
