@@ -111,6 +111,10 @@ def defect(element: object) -> str | None:
     >>> defect(Stable(True))
     'vc must be an int64, got True'
     """
+    if type(element) is Insert:  # nearly all there are, and nearly all of these sound
+        vs, ve = element.vs, element.ve
+        if type(vs) is type(ve) is int and START <= vs < ve <= INFINITY:
+            return _bad_payload(element.payload)
     match element:
         case Insert():
             return (

@@ -65,7 +65,8 @@ class Expiry(Generic[K]):
         if due < self._due.get(key, INFINITY):
             self._due[key] = due
             heappush(self._heap, (due, next(self._serial), key))
-            self._compact()
+            if len(self._heap) > 2 * len(self._due) + _SLACK:
+                self._fill()
 
     def cancel(self, key: K) -> None:
         """Lets go of a key, if it waits.
@@ -101,7 +102,8 @@ class Expiry(Generic[K]):
         assert len(self._heap) <= 2 * len(self._due) + _SLACK, "E2: the heap grows"
 
     def _compact(self) -> None:
-        """Lets go of entries that count no more, when they may be many (E2)."""
+        """Lets go of entries that count no more, when they may be many (E2). `schedule`, which is
+        called most, does so itself."""
         if len(self._heap) > 2 * len(self._due) + _SLACK:
             self._fill()
 

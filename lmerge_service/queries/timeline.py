@@ -85,6 +85,11 @@ class Timeline:
         if not self.parts:
             self.parts.append([[] for _ in part])
 
+    def fill(self, part: Part) -> None:
+        """Has these columns, of which it takes possession, in the place of none."""
+        self.parts[0] = part
+        self.fit(part)
+
     def at_most(self, time: int) -> tuple[Part, int] | None:
         """The part and the position of the last entry that is not behind `time`."""
         parts = self.parts

@@ -85,8 +85,11 @@ class Boundaries:
     ) -> None:
         """Notes a change at one time."""
         change = changes.get(at)
+        if change is None and self._linear:
+            changes[at] = [endpoints, alive, opened, self._aggregate.add(self._empty, entry, alive)]
+            return
         if change is None:
-            change = changes[at] = [0, 0, 0, self._empty if self._linear else {}]
+            change = changes[at] = [0, 0, 0, {}]
         change[0] += endpoints
         change[1] += alive
         change[2] += opened
@@ -108,12 +111,14 @@ class Boundaries:
             opened += changes[at][2]
             if opened:
                 continue
-            if self._linear:
-                found.append(self._linear_sweep(line, times, changes, show))
-            else:
+            if not self._linear:
                 sweep = self._entries_sweep(line, times, changes, show, bare)
                 bare = _bare(sweep.columns[3], bare)
                 found.append(sweep)
+            elif line.parts[0][0]:
+                found.append(self._linear_sweep(line, times, changes, show))
+            else:
+                found.append(self._first_sweep(times, changes, show))
             times = []
         assert not opened, "a change has no end"
         return found
@@ -228,6 +233,24 @@ class Boundaries:
                 add_state(now)
                 shown.append(show(now) if number + more else None)
         return Sweep(first, last, new, shown, len(merged))
+
+    def _first_sweep(self, changed: list[int], changes: Changes, show: Show) -> Sweep:
+        """That of a linear aggregate where there are no boundaries yet."""
+        merge, number, state = self._aggregate.merge, 0, self._empty
+        new: Part = [[], [], [], []]
+        times, endpoints, alive, states = new
+        shown: list[Any] = []
+        for time in changed:
+            ends, more, _, entries = changes[time]
+            number += more
+            state = merge(state, entries)
+            if ends:
+                times.append(time)
+                endpoints.append(ends)
+                alive.append(number)
+                states.append(state)
+                shown.append(show(state) if number else None)
+        return Sweep(changed[0], changed[-1], new, shown, len(changed))
 
     def _entries_sweep(
         self, line: Timeline, changed: list[int], changes: Changes, show: Show, bare: int

@@ -100,6 +100,19 @@ class Drawing:
         """Forgets a group, which has no rows."""
         self.levels.drop(group.whole)
 
+    def draw(self, group: Group, sweep: Sweep, changes: Changes) -> None:
+        """Makes the first rows of a group, and emits them."""
+        none: Part = [[], [], []]
+        new: Part = [[], [], []]
+        self._run(new, None, sweep.first, sweep.columns[0], self._shown(sweep, None))
+        self.rows += len(new[0])
+        self.touched += len(new[0])
+        group.whole.line.fill(new)
+        if self.lines:
+            self._toggle(group, none, new, changes)
+        else:
+            self._compare(group.whole, none, new, changes)
+
     def redraw(self, group: Group, where: Range, sweep: Sweep, changes: Changes) -> None:
         """Makes the rows of a range what its boundaries show, and emits the change."""
         part, at, to, new = self._redrawn(group.whole.line, where, sweep)
@@ -252,15 +265,9 @@ class Drawing:
                 current = gap if quiet else None
         to = len(starts) if after is None else bisect_left(starts, after)
         new: Part = [[], [], []]
+        shown = self._shown(sweep, after)
+        current, start = self._run(new, current, start, sweep.columns[0], shown)
         add_start, add_end, add_payloads = [column.append for column in new]
-        for time, here in zip(sweep.columns[0], self._shown(sweep, after), strict=True):
-            if here == current and (not cut or here is None):
-                continue
-            if current is not None:
-                add_start(start)
-                add_end(time)
-                add_payloads(current)
-            current, start = here, time
         end = before if after is None else after
         if after is not None and not cut:
             # the row that crosses `after`; or with gaps, one that begins there
@@ -280,6 +287,23 @@ class Drawing:
             add_end(end)
             add_payloads(current)
         return part, at, to, new
+
+    def _run(
+        self, new: Part, current: Payloads | None, start: int, times: list[int], shown: list[Any]
+    ) -> tuple[Payloads | None, int]:
+        """Adds the rows that end within a sweep, of which the first shows `current` from `start`
+        on; returns what the last one shows, and from when on."""
+        starts, ends, payloads = new
+        cut = self._cut
+        for time, here in zip(times, shown, strict=True):
+            if here == current and (not cut or here is None):
+                continue
+            if current is not None:
+                starts.append(start)
+                ends.append(time)
+                payloads.append(current)
+            current, start = here, time
+        return current, start
 
     def _compare(self, track: Track, old: Part, new: Part, changes: Changes) -> None:
         """Emits the difference of rows that were and rows that are, both in order."""

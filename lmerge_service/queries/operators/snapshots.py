@@ -69,6 +69,7 @@ from lmerge_service.queries.operators.drawing import Drawing, Group, Range
 from lmerge_service.queries.operators.levels import Emit, Levels
 from lmerge_service.queries.operators.protocol import Changes, Operator
 from lmerge_service.queries.operators.tracks import Payloads, Track, in_order
+from lmerge_service.queries.timeline import Timeline
 
 __all__ = ("Snapshots",)
 
@@ -239,14 +240,14 @@ class Snapshots(Operator):
         if not self._changed:
             return
         groups, sweeps = self._groups, self._boundaries.sweeps
-        planned: list[tuple[Hashable, Group | None, list[Sweep]]] = []
+        planned: list[tuple[Hashable, Timeline, list[Sweep]]] = []
         for key, changed in self._changed.items():  # user code is called here, and not below
             group = groups.get(key)
             line = group.bounds if group else self._boundaries.timeline()
-            planned.append((key, group, sweeps(line, changed, self._show(key))))
+            planned.append((key, line, sweeps(line, changed, self._show(key))))
         self._apart = len(planned) == len(planned[0][2]) == 1 and self.aggregate.single
-        for key, known, swept in planned:
-            group = known or self._new_group(key)
+        for key, line, swept in planned:
+            group = groups.get(key) or self._new_group(key, line)
             for sweep in swept:
                 self._apply(group, sweep, changes)
             if not group.bounds.parts[0][0]:
@@ -264,8 +265,8 @@ class Snapshots(Operator):
             return lambda state: (row(key, results(state)[0]),)
         return lambda state: tuple([row(key, values) for values in results(state)]) or None
 
-    def _new_group(self, key: Hashable) -> Group:
-        group = self._drawing.new_group(key, self._boundaries.timeline())
+    def _new_group(self, key: Hashable, line: Timeline) -> Group:
+        group = self._drawing.new_group(key, line)
         self._groups[key] = group
         return group
 
@@ -279,6 +280,9 @@ class Snapshots(Operator):
         line = group.bounds
         part = line.window(sweep.first, sweep.last)
         times = part[0]
+        if not times:
+            self._begin_group(group, sweep, changes)
+            return
         low, high = bisect_left(times, sweep.first), bisect_right(times, sweep.last)
         before = times[low - 1] if low else None
         after = times[high] if high < len(times) else None
@@ -292,6 +296,17 @@ class Snapshots(Operator):
             self._due.schedule(group.key, columns[0][0])
         self.touched += sweep.looked_at
         self._drawing.redraw(group, Range(before, after, quiet), sweep, changes)
+
+    def _begin_group(self, group: Group, sweep: Sweep, changes: Changes) -> None:
+        """The same where there is nothing around, as for most keys of many."""
+        times = sweep.columns[0]
+        self.touched += sweep.looked_at
+        if not times:
+            return
+        self._held += len(times)
+        group.bounds.fill(sweep.columns)
+        self._due.schedule(group.key, times[0])
+        self._drawing.draw(group, sweep, changes)
 
     def _advance(self, changes: Changes) -> int:
         point, emit = self.stables[0], self._emit
@@ -319,6 +334,11 @@ class Snapshots(Operator):
     def _forget(self, group: Group, point: int) -> None:
         """Drops what a stable has made final of a group, and has the next of it looked at."""
         line = group.bounds
+        times, _, alive, *_ = line.parts[0]
+        if len(times) > 1 and times[1] >= point > times[0] and alive[0] and self._gap is None:
+            self.touched += 1  # all of it may still change
+            self._due.schedule(group.key, times[1])
+            return
         dropped = self._boundaries.forget(line, point, keep=self._gap is not None)
         self._held -= dropped
         self.touched += dropped + 1

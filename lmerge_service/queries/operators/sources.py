@@ -18,7 +18,6 @@ Cost
     [(0, <BreachKind.WRONG_VOLD: 'wrong_vold'>, Adjust(payload='a', vs=1, vold=4, ve=6))]
 """
 
-from collections import Counter
 from collections.abc import Hashable, Iterable
 from heapq import heappop, heappush
 from itertools import count
@@ -39,12 +38,13 @@ class Elements(Operator):
 
     def __init__(self) -> None:
         super().__init__()
-        self._live: dict[tuple[Hashable, int], Counter[int]] = {}
+        self._live: dict[tuple[Hashable, int], dict[int, int]] = {}
+        """By payload and start the ends, each as often as it is there."""
         self._due: list[tuple[int, int, tuple[Hashable, int]]] = []
         self._serial = count()  # payloads need not be orderable
 
     def __len__(self) -> int:
-        return sum(ends.total() for ends in self._live.values())
+        return sum([sum(ends.values()) for ends in self._live.values()])
 
     def process_batch(self, elements: Iterable[Element], port: int = 0) -> list[Element]:
         """As for every operator; a stable inside the batch binds the elements behind it."""
@@ -106,10 +106,12 @@ class Elements(Operator):
 
     def _hold(self, payload: Hashable, vs: int, ve: int, times: int = 1) -> None:
         key = (payload, vs)
-        ends = self._live.setdefault(key, Counter())
+        ends = self._live.get(key)
+        if ends is None:
+            ends = self._live[key] = {}
         if ve not in ends:
             heappush(self._due, (ve, next(self._serial), key))
-        ends[ve] += times
+        ends[ve] = ends.get(ve, 0) + times
 
     def _drop(self, key: tuple[Hashable, int], ve: int, times: int) -> None:
         ends = self._live[key]

@@ -99,6 +99,10 @@ def pieces(old: Part, new: Part) -> Iterator[tuple[int, int, Payloads | None, Pa
 def difference(old: Part, new: Part) -> Changes:
     """What turns rows that do not overlap into others; as net changes are ordered, and one if all
     rows have one payload each."""
+    if not old[0]:
+        return [
+            Insert(one, start, end) for start, end, each in zip(*new, strict=True) for one in each
+        ]
     shorter: Changes = []
     longer: Changes = []
     inserts: Changes = []
