@@ -77,9 +77,15 @@ def _of(node: exp.Expr, resolve: Resolver, where: Expression | None) -> Aggregat
         case exp.Count() if node.this is not None and not node.expressions:
             return plan.count(value(node.this))
         case exp.WithinGroup(this=exp.PercentileCont() as called, expression=exp.Order() as order):
-            [ordered] = order.expressions
-            if not ordered.args.get("desc") and isinstance(called.this, exp.Literal):
+            ordered, *others = order.expressions
+            descends = others or ordered.args.get("desc")
+            if not descends and isinstance(called.this, exp.Literal):
                 return plan.percentile(value(ordered.this), str(called.this.this))
-        case exp.AggFunc() if type(node) in _OF_A_VALUE and not isinstance(node.this, exp.Distinct):
+        case exp.AggFunc() if type(node) in _OF_A_VALUE and _has_one_value(node):
             return _OF_A_VALUE[type(node)](value(node.this))
     raise refused(node, f"{node.sql()} is not supported: {_NEAREST}")
+
+
+def _has_one_value(node: exp.AggFunc) -> bool:
+    """Whether it is of one expression, as it stands: not of DISTINCT ones, nor MAX(a, b)."""
+    return not isinstance(node.this, exp.Distinct) and not node.expressions

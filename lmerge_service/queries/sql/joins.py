@@ -7,7 +7,7 @@ Theory
     the subquery and what is around it is a semi-join, NOT EXISTS an anti-join.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from sqlglot import exp
@@ -46,9 +46,13 @@ def join(left: Relation, node: exp.Join, right: Relation) -> Relation:
         SqlError: the clause is not one of the algebra's joins.
     """
     only(node, "this", "on", "using", "side", "kind", nearest="JOIN … ON, or USING, is")
-    kind = str(node.args.get("side") or node.args.get("kind") or "").upper()
+    kind = _kind(node)
     if kind not in _JOINS:
-        raise refused(node.this, f"{kind} JOIN is not supported: {', '.join(_JOINS)[2:]} JOIN are")
+        raise refused(
+            node.this,
+            f"{kind} JOIN is not supported: {', '.join(_JOINS)[2:]} JOIN are, and WHERE "
+            "[NOT] EXISTS (SELECT …)",
+        )
     left, right = left.placed(node.this), right.placed(node.this)
     if twice := next((alias for alias in right.tables if alias in left.tables), None):
         raise refused(node.this, f"two tables are called {twice}: give one another name by AS")
@@ -69,6 +73,12 @@ _JOINS: Final = {
     "RIGHT": Query.right_join,
     "FULL": Query.full_join,
 }
+
+
+def _kind(node: exp.Join) -> str:
+    """Its words before JOIN, but OUTER: a side, and what a LEFT SEMI JOIN has besides."""
+    words = (str(node.args.get(each) or "").upper() for each in ("side", "kind"))
+    return " ".join(word for word in words if word and word != "OUTER")
 
 
 def _conditions(node: exp.Join) -> list[exp.Expr]:
@@ -97,7 +107,7 @@ def _joined(
 def _without(table: Table, shared: set[str]) -> Table:
     """A table without the columns that are null where it has no partner, but the join's are not."""
     kept = {called: name for called, name in table.columns.items() if name not in shared}
-    return Table(kept, table.grid)
+    return Table(kept, table.grid, table.unmatched | (table.columns.keys() - kept.keys()))
 
 
 def _apart(right: Relation, left: Relation, *, kept: frozenset[str], shared: set[str]) -> Relation:
@@ -108,7 +118,7 @@ def _apart(right: Relation, left: Relation, *, kept: frozenset[str], shared: set
     prefix = f"{next(iter(right.tables))}_"
     called = {name: name if name in kept else prefix + name for name in names}
     tables = {
-        alias: Table({each: called[name] for each, name in table.columns.items()}, table.grid)
+        alias: replace(table, columns={each: called[name] for each, name in table.columns.items()})
         for alias, table in right.tables.items()
     }
     return Relation(right.query.prefix(prefix, *kept), tables)

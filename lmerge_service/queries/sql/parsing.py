@@ -124,15 +124,27 @@ def only(node: exp.Expr, *parts: str, nearest: str) -> None:
         if value and name not in parts:
             part = value[0] if isinstance(value, list) else value
             place = part if isinstance(part, exp.Expr) else node
-            clause = name.strip("_").upper()
-            raise refused(place, f"{clause} is not supported: {nearest}")
+            clause = value if isinstance(value, str) else _CLAUSES.get(name, name.strip("_"))
+            raise refused(place, f"{clause.upper()} is not supported: {nearest}")
+
+
+_CLAUSES: Final = {
+    "by_name": "by name",
+    "locks": "for update",
+    "pivots": "pivot",
+    "sample": "tablesample",
+    "version": "a table of another time",
+    "windows": "window",
+}
+"""What is called otherwise in SQL than in a tree."""
 
 
 def _place(node: exp.Expr) -> str:
     """Where the first thing below a node stands that has a place."""
     places = [each.meta for each in node.walk() if "start" in each.meta]
     if not places:
-        return f"SQL, at {node.sql(dialect=_Streaming)}"
+        text = node.sql(dialect=_Streaming, unsupported_level=ErrorLevel.IGNORE)
+        return f"SQL, at {text}" if text or node.parent is None else _place(node.parent)
     first = min(places, key=lambda meta: int(meta["start"]))
     column = first["col"] - (first["end"] - first["start"])
     return f"SQL, line {first['line']}, column {column}"

@@ -35,6 +35,9 @@ class Table:
     columns: Mapping[str, str]
     grid: Grid | None = None
     """The windows that its rows are in."""
+    unmatched: frozenset[str] = frozenset()
+    """What else the statement calls its columns: keys of an outer join, which are null where it has
+    no partner, but the query's are not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +97,19 @@ class Relation:
                 f"{node.name} is the beginning or the end of each row's lifetime, not a column: "
                 "select it as it is, group by it, or join two tables in the same windows by it",
             )
-        if self._meant(node) and self.search(exp.Column(this=node.this)) is not None:
+        meant = self._meant(node)
+        if not meant:
+            there = ", ".join(filter(None, self.tables))
+            raise refused(node, f"no table is called {node.table} here; there is {there}")
+        if any(found_name(node.this, dict.fromkeys(table.unmatched)) for table in meant):
+            other = self.search(exp.Column(this=node.this)) is not None
+            instead = "select the other side's, or join USING it" if other else "join USING it"
             raise refused(
                 node,
                 f"{node.sql()} is null in an outer join where its table has no partner, and the "
-                "join keeps the key once: select the other side's, or join USING it",
+                f"join keeps the key once: {instead}",
             )
-        columns = [name for table in self._meant(node) for name in table.columns]
-        there = ", ".join(dict.fromkeys(columns))
+        there = ", ".join(dict.fromkeys(name for table in meant for name in table.columns))
         raise refused(node, f"there is no column {node.sql()}; there is {there}")
 
     def search(self, node: exp.Column) -> str | None:

@@ -93,12 +93,12 @@ def _scalar(node: exp.Expr, resolve: Resolver) -> Expression:
             return -of(node.this)
         case exp.Is() if isinstance(node.expression, exp.Null):
             return of(node.this).is_null()
-        case exp.Between():
+        case exp.Between() if not node.args.get("symmetric"):
             value = of(node.this)
             return (value >= of(node.args["low"])) & (value <= of(node.args["high"]))
         case exp.In() if node.expressions:
             return _among(of(node.this), [of(each) for each in node.expressions])
-        case exp.Floor() if isinstance(node.this, exp.Div):
+        case exp.Floor() if isinstance(node.this, exp.Div) and not node.args.get("decimals"):
             return floor_div(of(node.this.this), of(node.this.expression))
         case exp.Coalesce():
             return coalesce(*map(of, (node.this, *node.expressions)))
@@ -199,8 +199,23 @@ def _number(node: exp.Literal) -> int | float:
     return int(text) if text.isdecimal() else float(text)
 
 
+_WORDS: Final[dict[type[exp.Expr], str]] = {
+    exp.Between: "BETWEEN SYMMETRIC",
+    exp.DPipe: "||",
+    exp.IgnoreNulls: "IGNORE NULLS",
+    exp.NullSafeEQ: "IS NOT DISTINCT FROM",
+    exp.NullSafeNEQ: "IS DISTINCT FROM",
+    exp.Window: "OVER",
+}
+"""What is called otherwise in SQL than in a tree."""
+
+
 def _called(node: exp.Expr) -> str:
     """What a user calls it."""
     if isinstance(node, exp.Anonymous):
         return f"{node.name.upper()}()"
+    if word := _WORDS.get(type(node)):
+        return word
+    if isinstance(node, exp.AggFunc):
+        return f"{node.sql_name()}() within this"
     return f"{node.sql_name()}()" if isinstance(node, exp.Func) else type(node).__name__.upper()

@@ -151,6 +151,8 @@ class _Statement:
 
     def _table(self, node: exp.Expr, tables: Tables) -> Relation:
         """What one table behind FROM or JOIN is."""
+        if (alias := node.args.get("alias")) and alias.args.get("columns"):
+            raise refused(node, "columns behind a table's name are not supported: use AS in SELECT")
         if isinstance(node, exp.Subquery):
             found = self.translated(node, tables)
             return Relation.of(found.query, node.alias or "", found.grid)
