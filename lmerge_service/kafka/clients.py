@@ -53,7 +53,10 @@ from aiokafka.errors import KafkaConnectionError, KafkaError, NodeNotReadyError,
 from aiokafka.protocol.coordination import FindCoordinatorRequest
 from aiokafka.protocol.metadata import MetadataRequest
 
-from lmerge_service.kafka import frames  # noqa: F401 - long answers are read in place
+from lmerge_service.kafka import (
+    frames,  # noqa: F401 - long answers are read in place
+    requests,  # noqa: F401 - batches are put into requests by one copy
+)
 from lmerge_service.kafka.connection import Connection
 
 __all__ = (
