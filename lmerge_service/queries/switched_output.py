@@ -296,19 +296,28 @@ class _Across:
 
     def _continue(self, payload: Hashable, events: list[_Lifetime], changes: list[Data]) -> None:
         """New events, each in the place of one that waits."""
-        held = Counter(self._waiting.pop(payload, ()))
+        waiting = self._waiting.pop(payload, ())
+        if len(waiting) == len(events) == 1:  # nothing to choose, as for most keys of many
+            self._adopt(payload, waiting[0], events[0], changes)
+            return
         come = Counter(events)
-        for place, event in _places(held, come):
+        for place, event in _places(Counter(waiting), come):
             if event is None:
                 self._waiting[payload].append(place)
-                continue
-            start, end = place
-            vs, ve = event
-            changes.append(Adjust(payload, start, end, ve))
-            if start != vs:
-                self._alias(payload, vs, _Alias(ve, start))
+            else:
+                self._adopt(payload, place, event, changes)
         if come:
             self._surplus[payload] = list(come.elements())
+
+    def _adopt(
+        self, payload: Hashable, place: _Lifetime, event: _Lifetime, changes: list[Data]
+    ) -> None:
+        """Has an event of the new plan continue one that waits."""
+        start, end = place
+        vs, ve = event
+        changes.append(Adjust(payload, start, end, ve))
+        if start != vs:
+            self._alias(payload, vs, _Alias(ve, start))
 
     def _alias(self, payload: Hashable, vs: int, alias: _Alias) -> None:
         self._aliases.setdefault((payload, vs), []).append(alias)
