@@ -79,15 +79,17 @@ class AskedCorrection:
             if isinstance(time, Refusal):
                 raise self._refused("was", time)
             self.time = time
-            unknown = [
-                name
-                for name in line.was
-                if name not in source.fields and name not in (source.time, source.until)
-            ]
-            if unknown:
+        self._check("was", line.was or {})
+        self._check("is", line.is_ or {})
+
+    def _check(self, member: str, columns: Iterable[str]) -> None:
+        """Refuses columns that the source has not: facts may have more, but here it is a slip."""
+        times = (self.source.time, self.source.until)
+        for name in columns:
+            if name not in self.source.fields and name not in times:
                 raise ConfigurationError(
-                    f"{at}: was: {source.name} has no column {unknown[0]!r}; there is "
-                    f"{', '.join(source.fields.names)}"
+                    f"{self.at}: {member}: {self.source.name} has no column {name!r}; there is "
+                    f"{', '.join(self.source.fields.names)}"
                 )
 
     def matches(self, event: Insert[Any]) -> bool:

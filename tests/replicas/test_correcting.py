@@ -70,6 +70,10 @@ def lines(*asked: Mapping[str, Any]) -> list[bytes]:
             "corrections:1: was: flights has no column 'orgin'; there is origin, delay",
         ),
         (
+            b'{"was": {"time": 7}, "is": {"dely": 5}}',
+            "corrections:1: is: flights has no column 'dely'; there is origin, delay",
+        ),
+        (
             b'{"source": "fights", "is": {"time": 7}}',
             "corrections:1: the query reads flights, not fights",
         ),
