@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from lmerge_service.core import Case, LMerge, Policy, lmerge, restore
 from lmerge_service.core.engine import EngineSetting
-from lmerge_service.elements import INFINITY, START, Element, Insert, Stable
+from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
 from lmerge_service.merge.snapshots.beginnings import PartitionStart
 from lmerge_service.tdb import Event, reconstitute
 from tests.core.test_cases import Steps, honest, lying, policies
@@ -42,13 +42,16 @@ def read_from(start: PartitionStart, case: Case, output: Sequence[Element]) -> l
 
 
 def assert_the_same(case: Case, merge: LMerge, steps: Steps, cut: int) -> None:
-    """Of whoever begins at a snapshot that is taken after so many steps."""
+    """Of whoever begins at a snapshot that is taken after so many steps, once all is final: until
+    then a reader may owe revisions that the output has emitted already."""
     output = output_of(merge, steps[:cut])
     saved = restore(merge.snapshot())
     live = saved.live_output()
     assert live is not None
     start = PartitionStart(sorted(live, key=lambda each: each.vs), saved.max_stable, len(output))
     output += output_of(merge, steps[cut:])
+    if merge.max_stable < INFINITY:
+        output.append(Stable(INFINITY))
     found = read_from(start, case, output)
     first, late = (
         Counter(each for each in reconstitute(of) if each.ve >= start.stable)
@@ -112,6 +115,12 @@ def test_equal_events_of_a_multiset_are_begun_as_often_as_they_are_there() -> No
         Event(b'"A"', 1, 9): 3,
         Event(b'"A"', 1, 12): 1,
     }
+
+
+def test_a_revision_at_once_is_had_when_it_is_final() -> None:
+    steps: Steps = [(0, Insert("A", 0, 2)), (0, Adjust("A", 0, 2, 1))]
+    for cut in range(3):
+        assert_the_same(Case.R3, operator(Case.R3, Policy(adjust="eager"), 1), steps, cut)
 
 
 @every_case
