@@ -23,7 +23,7 @@ Invariants
     T2  Once `filling` is false, the rows that were written are those of all live events.
 
 Cost
-    R3: 1.3 µs for an insert, whose record is the row's value as well, 0.5 more for an adjust; 0.3
+    R3: 1.3 µs for an insert, whose record is the row's value as well, 0.5 more for an adjust; 0.2
     where the engine makes the rows, which are no objects then; no memory. R4: 3 µs, and some 300
     bytes for each live (payload, vs).
 """
