@@ -44,7 +44,7 @@ def _fetched(elements: Iterable[Element]) -> bytes:
 
 
 def _sealed(encoded: Encoded) -> bytes:
-    return b"".join(encoded.sealed(n, 7, 1, 1, 0) for n in range(len(encoded.sizes())))
+    return b"".join(encoded.sealed(n, (7, 1, 1, 0)) for n in range(len(encoded.sizes())))
 
 
 def _operator() -> LMerge:

@@ -9,7 +9,7 @@ use pyo3::types::{PyBytes, PyList, PySlice, PyTuple};
 use crate::batch::Batch;
 use crate::element::Kind;
 use crate::fetched::HEAD;
-use crate::sealing::{headers_as_bytes, sealed, width, Content};
+use crate::sealing::{batch, headers_as_bytes, sealed, width, Content, Stamp};
 use crate::wire;
 
 /// Where key and value of a record are in its batch; one has no size where it is null.
@@ -201,14 +201,9 @@ impl Encoded {
         &self,
         py: Python<'py>,
         number: usize,
-        timestamp: i64,
-        producer: i64,
-        epoch: i16,
-        sequence: i32,
+        stamp: Stamp,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        let stamp = (timestamp, producer, epoch, sequence);
-        let part = self.parts.get(number);
-        let part = part.ok_or_else(|| PyIndexError::new_err("there are fewer batches"))?;
+        let part = batch(&self.parts, number)?;
         sealed(py, part.bytes.len(), part.places.len(), stamp, |out| {
             out.copy_from_slice(&part.bytes[HEAD..]);
             Ok(())

@@ -3,13 +3,12 @@
 //!
 //! Reference: as `encoded`.
 
-use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::fetched::HEAD;
 use crate::rows::{Look, Rows};
-use crate::sealing::{headers_as_bytes, sealed, Content};
+use crate::sealing::{batch, headers_as_bytes, sealed, Content, Stamp};
 
 /// The rows that are in a batch, and its bytes.
 struct Part {
@@ -92,14 +91,9 @@ impl EncodedRows {
         &self,
         py: Python<'py>,
         number: usize,
-        timestamp: i64,
-        producer: i64,
-        epoch: i16,
-        sequence: i32,
+        stamp: Stamp,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        let part = self.parts.get(number);
-        let part = part.ok_or_else(|| PyIndexError::new_err("there are fewer batches"))?;
-        let stamp = (timestamp, producer, epoch, sequence);
+        let part = batch(&self.parts, number)?;
         let rows = self.rows.borrow(py);
         let look = rows.look(py);
         sealed(py, part.size, part.rows, stamp, |mut out| {

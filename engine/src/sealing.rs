@@ -5,6 +5,7 @@
 
 use std::io::{self, Write};
 
+use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -84,6 +85,12 @@ impl Content<'_> {
 
 /// When a batch is sent, and its producer's numbers: (time, producer, epoch, sequence).
 pub type Stamp = (i64, i64, i16, i32);
+
+/// The batch of a number, of those that there are.
+pub fn batch<T>(parts: &[T], number: usize) -> PyResult<&T> {
+    let part = parts.get(number);
+    part.ok_or_else(|| PyIndexError::new_err("there are fewer batches"))
+}
 
 /// A batch of so many bytes and records as it is sent, in a transaction; `body` writes its records.
 pub fn sealed<'py>(

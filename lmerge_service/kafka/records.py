@@ -145,7 +145,7 @@ class SealedBatch:
     def _build(self) -> bytes:
         """The same bytes however often it has to be sent."""
         if self._built is None:
-            self._built = self._records.sealed(self._number, self._timestamp, *self._producer)
+            self._built = self._records.sealed(self._number, (self._timestamp, *self._producer))
         return self._built
 
 

@@ -61,7 +61,7 @@ def _records(elements: Sequence[Element]) -> Records:
     """As they come from Kafka, in a batch."""
     encoded = Encoded((), 1 << 20)
     encoded += [(None, encode(element)) for element in elements]
-    data = b"".join(encoded.sealed(n, 7, -1, -1, -1) for n in range(len(encoded.sizes())))
+    data = b"".join(encoded.sealed(n, (7, -1, -1, -1)) for n in range(len(encoded.sizes())))
     return Fetched(data, 0, [], True, decompressed).take()
 
 
