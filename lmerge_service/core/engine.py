@@ -32,7 +32,7 @@ __all__ = (
 
 EngineSetting: TypeAlias = Literal["auto", "python", "native"]
 
-ENGINE_VERSION: Final = "0.3.2"
+ENGINE_VERSION: Final = "0.3.3"
 """Of the package lmerge-engine, the only one that this version of the service works with."""
 _INSTALL: Final = "run `make engine`, or `pip install ./engine`"
 
